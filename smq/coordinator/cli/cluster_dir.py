@@ -102,7 +102,7 @@ def prepare_cluster(
     if secure is not None:
         configs = secure(directory, configs)
     if sasl is not None:
-        configs = [replace(c, sasl=sasl) for c in configs]
+        configs = [replace(c, sasl=sasl, http=replace(c.http, users=True)) for c in configs]
     configs = _with_operators(configs, ports)
     paths = [_node_dir(directory, c.node_id) / "node.toml" for c in configs]
     for path, config in zip(paths, configs, strict=True):

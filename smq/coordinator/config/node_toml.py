@@ -102,6 +102,7 @@ class HttpConfig:
     probes: Probes = "clients"  # "anyone": /healthz and /readyz then say no more than yes or no to strangers
     metrics: Metrics = "clients"  # or "token" (and clients), or "anyone" at an address that is not public
     token_file: Path | None = None
+    users: bool = False  # whether users log in: for the console, and for /metrics
     console_changes: bool = False  # whether an operator may change the cluster through the console
 
 
@@ -573,6 +574,8 @@ def _check_protection(config: ServerConfig) -> None:
     if config.http.metrics == "clients" or config.http.probes == "clients":
         listens.append(("http_address", config.http_address, config.http_tls))
     _check_http(config)
+    if config.http.users:
+        users.add("http_address")
     for key, address, tls in listens:
         if not is_loopback(address[0]) and not config.insecure:
             _refuse_unprotected(key, address, tls, is_identified=key == own or key in users)
@@ -639,7 +642,11 @@ def _check_http(config: ServerConfig) -> None:
     """ConfigError if a stranger could change the cluster through the console; or, unless that is allowed by `insecure`,
     read /metrics or its token."""
     http, tls, shown = config.http, config.http_tls, format_address(config.http_address)
-    is_anonymous = tls is None or not tls.client_certificates
+    if http.users and tls is None:
+        raise ConfigError(
+            "http.users is true, and passwords could be read on the way: turn on TLS there, or take it out"
+        )
+    is_anonymous = tls is None or not (tls.client_certificates or http.users)
     if http.console_changes and is_anonymous and not is_loopback(config.http_address[0]):
         raise ConfigError(
             f"http.console_changes is true, and anyone who reaches http_address {shown} could change the cluster: ask "

@@ -8,9 +8,7 @@ and the admission of requests ask it; `listener` makes one for each port.
 """
 
 import asyncio
-import secrets
 import ssl
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,14 +20,10 @@ import structlog
 
 from smq.clients import scram
 from smq.coordinator.config.certificate_users import CertificateUsers, NoUser
-from smq.coordinator.limits import (
-    LOGIN_TOKEN_MS,
-    LOGIN_TOKENS_MAX,
-    LOGIN_TOKENS_PER_USER_MAX,
-    USERS_CHECK_S,
-)
+from smq.coordinator.limits import LOGIN_TOKEN_MS, USERS_CHECK_S
 from smq.coordinator.service.audit import OFF, Audit
 from smq.coordinator.service.authorizer import Authorizer
+from smq.coordinator.service.sessions import Session, Sessions
 from smq.coordinator.service.users import Identity, Users
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
@@ -41,15 +35,6 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 LOGIN_METHOD: Final = "Login"
 TOKEN_KEY: Final = "authorization"
 TOKEN_SCHEME: Final = "Bearer "
-_TOKEN_BYTES: Final = 32
-
-
-@dataclass(slots=True)
-class _Session:
-    user: str
-    identity: Identity | None  # None for the user of a certificate
-    ends_s: float
-    marker: object  # of the users among which the identity was last found
 
 
 class Caller:
@@ -58,7 +43,7 @@ class Caller:
 
     __slots__ = ("_authorizer", "_session", "host", "may_all", "user")
 
-    def __init__(self, authorizer: Authorizer | None = None, session: _Session | None = None, host: str = "") -> None:
+    def __init__(self, authorizer: Authorizer | None = None, session: Session | None = None, host: str = "") -> None:
         self._authorizer = authorizer
         self._session = session
         self.host = host
@@ -66,7 +51,7 @@ class Caller:
         self.may_all = authorizer is None or authorizer.is_super(self.user)
 
     @property
-    def session(self) -> _Session | None:
+    def session(self) -> Session | None:
         return self._session
 
     @property
@@ -125,18 +110,17 @@ class Gate:
         self.audit = audit
         self.mechanisms = tuple(name for name in mechanisms if name in scram.BY_NAME)
         self._certificate_users = certificate_users
-        self._users = users
         self._authorizer = authorizer
         self._session_ms_max = session_ms_max
-        self._sessions: dict[str, _Session] = {}  # by token, oldest first
-        self._tokens_of: dict[str, deque[str]] = defaultdict(deque)  # by user, oldest first
+        lifetime_ms = min(session_ms_max or LOGIN_TOKEN_MS, LOGIN_TOKEN_MS)
+        self._sessions = Sessions(users, lifetime_ms) if users is not None else None
         self._open: set[_Open] = set()
 
     @property
     def asks(self) -> bool:
         """Whether a caller is a user, with that user's rights."""
         knows = bool(self.mechanisms) or self._certificate_users is not None
-        return self._users is not None and self._authorizer is not None and knows
+        return self._sessions is not None and self._authorizer is not None and knows
 
     # ------------------------------------------------------------------------------------------------- callers
     def caller(self, context: Context) -> Caller:
@@ -151,51 +135,21 @@ class Gate:
         if self.asks:
             self._session(context)
 
-    def _session(self, context: Context) -> _Session:
+    def _session(self, context: Context) -> Session:
         if self._certificate_users is not None:
-            return _Session(_user_of(self._certificate_users, context), None, float("inf"), None)
+            return Session(_user_of(self._certificate_users, context), None, float("inf"), None)
         shown: Any = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
-        session = self._sessions.get(shown.removeprefix(TOKEN_SCHEME)) if isinstance(shown, str) else None
-        if session is None or not self._is_valid(session):
+        assert self._sessions is not None
+        session = self._sessions.find(shown.removeprefix(TOKEN_SCHEME)) if isinstance(shown, str) else None
+        if session is None:
             what = "the token is unknown here, or has ended" if shown else "this port asks for a user"
             raise SmqError(ErrorCode.LOGIN_NEEDED, what)
         return session
 
-    def _is_valid(self, session: _Session) -> bool:
-        return asyncio.get_running_loop().time() < session.ends_s and self._is_held(session)
-
-    def _is_held(self, session: _Session) -> bool:
-        """Whether the user still has the credential by which it came."""
-        if session.identity is None:
-            return True
-        assert self._users is not None
-        marker = self._users.marker()
-        if marker is not session.marker:
-            if not self._users.holds(session.identity):
-                return False
-            session.marker = marker
-        return True
-
-    # ------------------------------------------------------------------------------------------------ sessions
     def open(self, identity: Identity) -> tuple[str, int]:
         """A new token, and how long it serves, in ms."""
-        lifetime_ms = min(self._session_ms_max or LOGIN_TOKEN_MS, LOGIN_TOKEN_MS)
-        own = self._tokens_of[identity.user]
-        if len(own) >= LOGIN_TOKENS_PER_USER_MAX:
-            self._forget(own[0])
-        if len(self._sessions) >= LOGIN_TOKENS_MAX:
-            self._forget(next(iter(self._sessions)))
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
-        ends_s = asyncio.get_running_loop().time() + lifetime_ms / 1000
-        self._sessions[token] = _Session(identity.user, identity, ends_s, None)
-        self._tokens_of[identity.user].append(token)
-        return token, lifetime_ms
-
-    def _forget(self, token: str) -> None:
-        user = self._sessions.pop(token).user
-        self._tokens_of[user].remove(token)
-        if not self._tokens_of[user]:
-            del self._tokens_of[user]
+        assert self._sessions is not None
+        return self._sessions.open(identity), self._sessions.lifetime_ms
 
     # ------------------------------------------------------------------------------------------- calls that wait
     @contextmanager
@@ -222,26 +176,21 @@ class Gate:
         """Ends the calls of users that are gone or have another password, or lost the right to what they wait for."""
         if not self.asks:
             return
-        assert self._users is not None
-        users = self._users.marker()
+        sessions = self._sessions
+        assert sessions is not None
         while True:
             await asyncio.sleep(USERS_CHECK_S)
-            if (marker := self._users.marker()) is not users:
-                users = marker
-                for token in [token for token, session in self._sessions.items() if not self._is_held(session)]:
-                    self._forget(token)
-            now = asyncio.get_running_loop().time()
-            while self._sessions and next(iter(self._sessions.values())).ends_s <= now:
-                self._forget(next(iter(self._sessions)))
+            sessions.drop_revoked()
+            sessions.drop_ended()
             for call in list(self._open):
-                self._judge(call, now)
+                self._judge(sessions, call)
 
-    def _judge(self, call: _Open, now: float) -> None:
+    def _judge(self, sessions: Sessions, call: _Open) -> None:
         session, rules = call.caller.session, call.caller.rules
         assert session is not None
-        if not self._is_held(session):
+        if not sessions.is_held(session):
             call.end(SmqError(ErrorCode.LOGIN_NEEDED, "the user was deleted, or has another password"))
-        elif self._session_ms_max and now >= session.ends_s:
+        elif self._session_ms_max and asyncio.get_running_loop().time() >= session.ends_s:
             call.end(SmqError(ErrorCode.LOGIN_NEEDED, "the session has ended: its user has to be proven again"))
         elif rules is not call.rules and call.check is not None:
             call.rules = rules

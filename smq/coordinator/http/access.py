@@ -17,6 +17,7 @@ from smq.coordinator.config.addresses import is_loopback
 from smq.coordinator.config.certificate_users import CertificateUsers, NoUser, certificate_of
 from smq.coordinator.config.node_toml import HttpConfig, ServerConfig
 from smq.coordinator.config.secret_files import refuse_exposed
+from smq.coordinator.http.people import Handler, People
 from smq.coordinator.user_errors import StartError
 from smq.replication.net.listening import plain_host
 
@@ -33,7 +34,8 @@ _FROM_HERE = (
 class HttpAccess:
     """StartError if the token's file is unusable."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, people: People | None = None) -> None:
+        self._people: Final = people if config.http.users else None
         self._rule: Final[HttpConfig] = config.http
         tls = config.http_tls
         self._is_plain: Final = tls is None
@@ -54,18 +56,28 @@ class HttpAccess:
         """What the TLS handshake asks of a client. If some may come without a certificate, paths are judged later."""
         if not self._asks_certificates:
             return ssl.CERT_NONE
-        is_open = self._rule.probes == "anyone" or self._rule.metrics != "clients"
+        is_open = self._people is not None or self._rule.probes == "anyone" or self._rule.metrics != "clients"
         return ssl.CERT_OPTIONAL if is_open else ssl.CERT_REQUIRED
 
     def refuse_probe(self, request: web.Request) -> None:
-        """Raises the refusal, if there is one."""
-        if self._rule.probes == "clients" and not self._is_client(request):
+        """Raises the refusal, if there is one. Where users log in, strangers learn yes or no."""
+        if self._people is None and self._rule.probes == "clients" and not self._is_client(request):
             raise web.HTTPForbidden(text=f'{_BY_CERTIFICATE}, or set probes = "anyone" under [http]\n')
 
-    def refuse_console(self, request: web.Request) -> None:
+    async def console(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The handler's answer, or the refusal."""
+        await self.refuse_console(request)
+        if self._people is None or _has_certificate(request):
+            return await handler(request)
+        return await self._people.while_allowed(request, handler)
+
+    async def refuse_console(self, request: web.Request) -> None:
         """Raises the refusal, if there is one. The console shows records: where the node's other ports ask clients for
         certificates, it does, too, and whatever [http] lets in without one. Where they ask for none, they are for this
-        machine, or for users; and the console knows no users."""
+        machine, or for users. With `users` those log in."""
+        if self._people is not None and not _has_certificate(request):
+            await self._people.require_console(request)
+            return
         if self._is_for_certificates and not self._is_operator(request):
             if _has_certificate(request):
                 raise web.HTTPForbidden(text="the console is for super users\n")
@@ -76,13 +88,18 @@ class HttpAccess:
 
     def may_see_details(self, request: web.Request) -> bool:
         """Whether a probe's answer may say more than yes or no."""
-        if self._is_operator(request) or (self._rule.probes == "clients" and self._users is None):
+        is_for_clients = self._people is None and self._users is None and self._rule.probes == "clients"
+        if self._is_operator(request) or is_for_clients:
             return True
         return self._is_plain and _is_from_here(request)
 
     async def refuse_metrics(self, request: web.Request) -> None:
         """Raises the refusal, if there is one."""
         rule = self._rule
+        if self._people is not None and rule.metrics != "anyone" and not _has_certificate(request):
+            if rule.metrics != "token" or not await self._has_token(request):
+                await self._people.require_all(request)
+            return
         if rule.metrics == "clients" and self._asks_certificates and not self._is_operator(request):
             raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}{', of a super user' if self._users else ''}\n")
         if rule.metrics == "token" and not self._is_operator(request) and not await self._has_token(request):

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from smq.coordinator.http.access import HttpAccess
 from smq.coordinator.http.metrics import pieces
+from smq.coordinator.http.people import set_cookie
 from smq.coordinator.limits import HTTP_REQUEST_BYTES_MAX
 from smq.coordinator.service.lag_monitor import Backlogs
 from smq.replication.api import NodeApi, NodeStatus
@@ -78,6 +79,7 @@ class HttpServer:
         self._backlogs = backlogs
         self._silent: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # bounded by the acceptor's connections
         app = web.Application(client_max_size=HTTP_REQUEST_BYTES_MAX, middlewares=[self._heard])
+        app.on_response_prepare.append(set_cookie)
         app.router.add_get("/", self._front)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -128,9 +130,7 @@ class HttpServer:
 
     def _for_clients(self, handler: Any) -> _Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
-            self._access.refuse_console(request)
-            found: web.StreamResponse = await handler(request)
-            return found
+            return await self._access.console(request, handler)
 
         return answer
 

@@ -38,6 +38,7 @@ from smq.coordinator.http.collectors import ConnectionCollector, InstrumentColle
 from smq.coordinator.http.console.site import Console
 from smq.coordinator.http.endpoints import HttpServer
 from smq.coordinator.http.metrics import make_registry
+from smq.coordinator.http.people import People
 from smq.coordinator.kafka.listener import KafkaPort, KafkaServer
 from smq.coordinator.server import signals
 from smq.coordinator.server.pauses import HeapKeeper, LoopLag
@@ -191,7 +192,7 @@ class Server:
         self._tls = PortTls(config)
         self._tokens = Tokens(config.oauth) if config.oauth is not None else None
         peers = listener("other nodes", config.nodes_listen)
-        http_access = HttpAccess(config)
+        http_access = HttpAccess(config, People(self._users, self._authorizer))
         http = listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http.getsockname()[1])
         kafka = tuple(self._kafka_ports())

@@ -73,6 +73,16 @@ class Authorizer:
         }
         return any(self.may(user, host, operation, resource, name) for name in names)
 
+    def may_every(self, user: str, host: str, operation: Operation, resource: Resource) -> bool:
+        """Whether a rule allows it for all names, and no rule denies it for one."""
+        if self.is_super(user):
+            return True
+        if not self.may(user, host, operation, resource, ANY):
+            return False
+        own = (acl for principal in _principals(user) for acl in self._all.get(principal, ()))
+        denied = (acl for acl in own if acl.permission == Permission.DENY and acl.resource == resource)
+        return not any(acl.operation in (operation, Operation.ALL) for acl in denied)
+
     def why(self, user: str, host: str, operation: Operation, resource: Resource, name: str) -> tuple[bool, Acl | None]:
         """The decision, and the rule that it follows; none for a super user, or if no rule matches."""
         if user in self.super_users:

@@ -158,4 +158,4 @@ def test_without_certificates_the_console_is_for_this_machine(
     request = make_mocked_request("GET", "/console/topics").clone(remote=remote)
     refusal = pytest.raises(web.HTTPForbidden) if remote == "10.0.0.9" and not is_insecure else nullcontext()
     with refusal:
-        access.refuse_console(request)
+        asyncio.run(access.refuse_console(request))

@@ -25,6 +25,7 @@ from smq.coordinator.http.console.changes.topic_changes import DELETE, TRIM
 from smq.coordinator.http.console.event_page import OpenAdmin
 from smq.coordinator.http.console.markup import Content, address, link, tag, void
 from smq.coordinator.http.console.refusals import BadRequest, Forbidden, Refused
+from smq.coordinator.http.people import USER
 from smq.coordinator.user_errors import UserError
 from smq.raft_state.errors import SmqError
 
@@ -144,7 +145,9 @@ def _signed(action: Action, name: str, change: str) -> str:
 
 
 def caller(request: web.Request) -> str:
-    """The name in the client's certificate, if it shows one, and its address."""
+    """The user, or the name in the client's certificate if it shows one, and its address."""
+    if request.get(USER):
+        return f"{request[USER]} at {request.remote}"
     certificate: dict[str, Any] = (request.transport and request.transport.get_extra_info("peercert")) or {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return " at ".join([*names[:1], request.remote or "an address that is not known"])

@@ -19,10 +19,12 @@ from smq.raft_state.cluster_config import CLUSTER_CONFIG
 from smq.raft_state.commands import Command, Coordinated, Request
 from smq.raft_state.config_keys import ConfigKey
 from smq.raft_state.fields import (
+    ACKNOWLEDGEMENTS,
     ACLS,
     ANY_ID,
     ASSIGNMENTS,
     CONFIG,
+    CONSUMER_UPDATES,
     CREDENTIALS,
     FINGERPRINT,
     GROUP_MEMBER,
@@ -30,6 +32,7 @@ from smq.raft_state.fields import (
     NAMED_BLOBS,
     OFFSET_COMMITS,
     PARTITION,
+    PARTITION_LISTS,
     QUOTAS,
     Code,
     HwmAdvances,
@@ -41,6 +44,7 @@ from smq.raft_state.handlers import (
     batches,
     cluster_config,
     compaction,
+    consumers,
     elections,
     expiry,
     groups,
@@ -468,6 +472,17 @@ COMMANDS: Final[tuple[CommandRow, ...]] = (
         ("old_member_id", TEXT),
         ("member", GROUP_MEMBER),
     ),
+    _command(27, commands.UpdateConsumers, consumers.update_consumers, *_GROUP, ("updates", CONSUMER_UPDATES)),
+    _command(
+        28,
+        commands.AssignConsumers,
+        consumers.assign_consumers,
+        *_GROUP,
+        ("generation", INT32),
+        ("assignor", TEXT),
+        ("targets", Many(Group((TEXT, PARTITION_LISTS)))),
+    ),
+    _command(29, commands.ReconcileConsumers, consumers.reconcile_consumers, *_GROUP, ("items", ACKNOWLEDGEMENTS)),
 )
 
 ROW_OF: Final[dict[type[Command], CommandRow]] = {row.record.cls: row for row in COMMANDS}

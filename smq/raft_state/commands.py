@@ -6,7 +6,7 @@ proposing node reads them. It must never do I/O or read a clock. Any module on t
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from smq.raft_state.ids import (
     NO_REQUEST,
@@ -29,6 +29,9 @@ UNKNOWN_AGE: Final = -1  # never refused for its age; the node's proposer always
 UNSEEN: Final = -1  # refused; the coordinator sets the number when it proposes the command
 NO_LEADER_EPOCH: Final = -1  # the reader has not named one
 NO_GENERATION: Final = Generation(-1)  # of a commit that no member makes
+
+# Of several topics: the topics' ids ascend, and so do the indexes of each, of which there is at least one.
+Partitions: TypeAlias = tuple[tuple[TopicId, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,6 +450,64 @@ class GroupMember:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What a member of a consumer group (KIP-848) wants to read. Both lists ascend."""
+
+    topics: tuple[str, ...] = ()  # by their names
+    pattern: str = ""  # a regular expression; "" for none
+    matched: tuple[str, ...] = ()  # the topics that it matched when the coordinator last looked
+    assignor: str = ""  # that the member asks for; "" for any
+    rack: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerUpdate:
+    """A member that joins a consumer group, or has changed what it said. `replaces` is the id of the static member
+    whose place it takes. Its `protocols` are empty: the group's settings say how long its session lasts."""
+
+    member: GroupMember
+    subscription: Subscription
+    replaces: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """What a member has said in a heartbeat: its epoch, and which partitions it still has, unless it does not say.
+    `is_away`: it is static, has given up everything, and will be back."""
+
+    member_id: str
+    epoch: int
+    owned: Partitions = ()
+    says_owned: bool = False
+    is_away: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConsumers(GroupChange):
+    """The group's next epoch, unless these members only take the place of former ones. Creates the group if there is
+    none. Refused while it has members of the classic protocol."""
+
+    updates: tuple[ConsumerUpdate, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignConsumers(GroupChange):
+    """The target assignment of the group's epoch, of which the members that it does not name keep theirs. If the epoch
+    has one already, the topics have changed: then it is the next epoch's."""
+
+    generation: Generation
+    assignor: str
+    targets: tuple[tuple[str, Partitions], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileConsumers(GroupChange):
+    """Moves each of these members as far towards its target as what it has said allows."""
+
+    items: tuple[Acknowledgement, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from smq.raft_state.binary import (
+    FLAG,
     INT32,
     INT64,
     TEXT,
@@ -26,17 +27,22 @@ from smq.raft_state.binary import (
     write_count,
 )
 from smq.raft_state.commands import (
+    Acknowledgement,
     Acl,
     Assignment,
+    ConsumerUpdate,
     Fingerprint,
     GroupMember,
     HwmAdvance,
     Listener,
     OffsetCommit,
+    Partitions,
     Quota,
     ScramCredential,
+    Subscription,
 )
 from smq.raft_state.errors import ErrorCode
+from smq.raft_state.ids import TOPIC_ID_BYTES, TopicId
 from smq.raft_state.limits import COMMAND_BYTES_MAX, DIGEST_BYTES_MAX, PARTITION_ID_BYTES, REQUEST_ID_BYTES
 from smq.raft_state.replies import OffsetsAssigned
 
@@ -92,6 +98,49 @@ GROUP_MEMBER: Final = Record(
         ("rebalance_timeout_ms", INT32),
         ("protocols", NAMED_BLOBS),
     ),
+)
+_TOPIC_HEAD: Final = struct.Struct(f">{TOPIC_ID_BYTES}sI")  # its id, how many of its partitions
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLists:
+    """Partitions of several topics: one struct per topic. A target assignment may have 10,000 of them."""
+
+    def write(self, out: bytearray, value: Partitions) -> None:
+        write_count(out, len(value))
+        for topic_id, indexes in value:
+            if len(topic_id) != TOPIC_ID_BYTES:
+                raise CodecError(f"a topic's id has {TOPIC_ID_BYTES} bytes, not {len(topic_id)}")
+            out += _TOPIC_HEAD.pack(topic_id, len(indexes))
+            out += struct.pack(f">{len(indexes)}i", *indexes)
+
+    def read(self, reader: Reader) -> Partitions:
+        found = []
+        for _ in range(read_count(reader)):
+            topic_id, count = reader.unpack(_TOPIC_HEAD)
+            found.append((TopicId(topic_id), struct.unpack(f">{count}i", reader.take(4 * count))))
+        return tuple(found)
+
+
+PARTITION_LISTS: Final = PartitionLists()
+SUBSCRIPTION: Final = Record(
+    Subscription,
+    (("topics", Many(TEXT)), ("pattern", TEXT), ("matched", Many(TEXT)), ("assignor", TEXT), ("rack", TEXT)),
+)
+CONSUMER_UPDATES: Final = Many(
+    Record(ConsumerUpdate, (("member", GROUP_MEMBER), ("subscription", SUBSCRIPTION), ("replaces", TEXT)))
+)
+ACKNOWLEDGEMENTS: Final = Many(
+    Record(
+        Acknowledgement,
+        (
+            ("member_id", TEXT),
+            ("epoch", INT32),
+            ("owned", PARTITION_LISTS),
+            ("says_owned", FLAG),
+            ("is_away", FLAG),
+        ),
+    )
 )
 _ASSIGNMENT: Final = struct.Struct(f">{REQUEST_ID_BYTES}s{PARTITION_ID_BYTES}sqq")  # the fields, in order
 _OFFSETS: Final = struct.Struct(">qq")  # OffsetsAssigned: its fields, in order

@@ -38,8 +38,10 @@ from smq.raft_state.limits import (
     USERS_MAX,
 )
 from smq.raft_state.state import (
+    AWAY_EPOCH,
     ClusterState,
     EpochStart,
+    GroupKind,
     GroupPhase,
     GroupState,
     PartitionState,
@@ -47,6 +49,7 @@ from smq.raft_state.state import (
     TopicState,
     TransactionPhase,
     TransactionState,
+    held,
     members_bytes,
 )
 from smq.raft_state.topic_config import is_external
@@ -209,9 +212,16 @@ def _check_members(group: GroupState) -> None:
     _require(len(group.members) <= GROUP_MEMBERS_MAX, f"group {name!r} has {len(group.members)} members")
     instances = [m.member.instance_id for m in group.members.values() if m.member.instance_id]
     _require(len(set(instances)) == len(instances), f"group {name!r} has an instance twice")
+    holders = [(partition, member_id) for member_id, m in group.members.items() for partition in held(m)]
+    _require(dict(holders) == group.owners, f"group {name!r}: the owners are not those of its members")
+    _require(len(holders) == len(group.owners), f"group {name!r}: a partition has two owners")
+    for member_id, entry in group.members.items():
+        _require(entry.member.member_id == member_id, f"group {name!r}: member {member_id!r} is misfiled")
+    if group.kind is GroupKind.CONSUMER:
+        _check_consumers(group)
+        return
     for member_id, entry in group.members.items():
         member = entry.member
-        _require(member.member_id == member_id, f"group {name!r}: member {member.member_id!r} is misfiled")
         protocols = [protocol for protocol, _ in member.protocols]
         _require(group.protocol in protocols, f"group {name!r}: {member_id!r} does not know {group.protocol!r}")
         is_assigned = group.phase is not GroupPhase.COMPLETING or not entry.assignment
@@ -219,6 +229,17 @@ def _check_members(group: GroupState) -> None:
     # The leader may have been removed: then the remaining members must rebalance.
     has_leader = group.leader in group.members or group.phase in (GroupPhase.EMPTY, GroupPhase.PREPARING)
     _require(has_leader, f"group {name!r}: its leader {group.leader!r} is no member")
+
+
+def _check_consumers(group: GroupState) -> None:
+    name = group.name
+    _require(0 <= group.target_epoch <= group.generation, f"group {name!r}: target of epoch {group.target_epoch}")
+    _require(group.phase in (GroupPhase.EMPTY, GroupPhase.STABLE), f"group {name!r} is {group.phase.name}")
+    targets = [(topic_id, i) for m in group.members.values() for topic_id, indexes in m.target for i in indexes]
+    _require(len(set(targets)) == len(targets), f"group {name!r}: a partition is in two targets")
+    for member_id, m in group.members.items():
+        is_known = m.epoch == AWAY_EPOCH or 0 <= m.epoch <= group.target_epoch
+        _require(is_known, f"group {name!r}: {member_id!r} is in epoch {m.epoch}")
 
 
 def _check_coordinators(state: ClusterState) -> None:

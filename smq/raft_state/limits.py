@@ -56,6 +56,7 @@ MEMBER_BYTES_CLUSTER_MAX: Final = 64 * 1024 * 1024  # metadata and assignments o
 MEMBER_BYTES_OVERHEAD: Final = 64  # lengths and numbers of one member
 MEMBER_PROTOCOLS_MAX: Final = 32  # assignors of one member: clients have five
 MEMBER_TEXT_BYTES_MAX: Final = 1_024  # a member's or client's id, an instance id (Kafka: 249 characters), a protocol
+PATTERN_BYTES_MAX: Final = 8_192  # of a subscription: a few hundred names in one expression
 SESSION_TIMEOUT_MS_MAX: Final = 2**31 - 1  # the most that the wire can carry; the coordinator allows less
 OFFSETS_RETENTION_MINUTES_DEFAULT: Final = 90 * 1_440  # a consumer that was away for 30 days resumes, with a margin
 OFFSETS_RETENTION_MINUTES_MAX: Final = 100 * 365 * 1_440  # a century: beyond it, 0 (for ever) says what is meant

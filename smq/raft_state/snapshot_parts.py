@@ -12,7 +12,6 @@ from smq.raft_state.binary import (
     INT16,
     INT64,
     TEXT,
-    U8,
     U16,
     Blob,
     CodecError,
@@ -44,6 +43,7 @@ from smq.raft_state.state import (
     Assigned,
     CommittedOffset,
     EpochStart,
+    GroupKind,
     GroupPhase,
     GroupState,
     PartitionState,
@@ -53,6 +53,7 @@ from smq.raft_state.state import (
     TransactionOutcome,
     TransactionPhase,
     TransactionState,
+    held,
 )
 
 CLUSTER_CONFIG: Final = CONFIG
@@ -153,7 +154,7 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
 
 
 # --------------------------------------------------------------------------------------------------- groups
-_PHASE: Final = U8
+_PHASE: Final = struct.Struct(">BB")  # kind and phase
 _MEMBERS: Final = Many(MEMBER)
 _COMMIT: Final = struct.Struct(f">{PARTITION_ID_BYTES}sqqiqH")  # ..., length of the metadata
 
@@ -162,7 +163,7 @@ def write_group(group: GroupState) -> bytes:
     """Without what it has committed."""
     out = bytearray()
     TEXT.write(out, group.name)
-    out += _PHASE.pack(group.phase)
+    out += _PHASE.pack(group.kind, group.phase)
     GROUP.write(out, group)
     _MEMBERS.write(out, tuple(group.members.values()))
     return bytes(out)
@@ -170,14 +171,15 @@ def write_group(group: GroupState) -> bytes:
 
 def read_group(reader: Reader) -> GroupState:
     """Inverse of `write_group`."""
-    name, number = TEXT.read(reader), reader.unpack(_PHASE)[0]
+    name, (kind_number, number) = TEXT.read(reader), reader.unpack(_PHASE)
     try:
-        phase = GroupPhase(number)
+        kind, phase = GroupKind(kind_number), GroupPhase(number)
     except ValueError as e:
-        raise CodecError(f"a group in phase {number}") from e
+        raise CodecError(f"a group of kind {kind_number} in phase {number}") from e
     fields = read_fields(reader, GROUP)
     members = {m.member.member_id: m for m in _MEMBERS.read(reader)}
-    return GroupState(name=name, phase=phase, members=members, **fields)
+    owners = {partition: name for name, m in members.items() for partition in held(m)}
+    return GroupState(name=name, kind=kind, phase=phase, members=members, owners=owners, **fields)
 
 
 def write_commit(out: bytearray, commit: tuple[PartitionId, CommittedOffset]) -> None:

@@ -20,10 +20,20 @@ from smq.raft_state.commands import (
     Fingerprint,
     GroupMember,
     Listener,
+    Partitions,
     Quota,
     ScramCredential,
+    Subscription,
 )
-from smq.raft_state.fields import ANY_ID, CREDENTIALS, FINGERPRINT, GROUP_MEMBER, LISTENERS
+from smq.raft_state.fields import (
+    ANY_ID,
+    CREDENTIALS,
+    FINGERPRINT,
+    GROUP_MEMBER,
+    LISTENERS,
+    PARTITION_LISTS,
+    SUBSCRIPTION,
+)
 from smq.raft_state.ids import (
     NO_BIRTH,
     NO_PRODUCER,
@@ -221,8 +231,16 @@ class CommittedOffset:
 _NO_GENERATION = Generation(0)
 
 
+class GroupKind(enum.IntEnum):
+    """The protocol of a group's members. A group without members takes that of the next one to join."""
+
+    CLASSIC = 0  # generations, of which a member makes the assignment
+    CONSUMER = 1  # KIP-848: epochs, of which the coordinator makes the assignment
+
+
 class GroupPhase(enum.IntEnum):
-    """The part of a rebalance that must outlive the coordinator. An upcoming rebalance is in its memory only."""
+    """The part of a rebalance that must outlive the coordinator. An upcoming rebalance is in its memory only. Consumer
+    groups are EMPTY or STABLE: each member has an epoch, which says how far it is."""
 
     EMPTY = 0  # no members
     PREPARING = 1  # members were removed: the remaining ones must join again
@@ -230,34 +248,74 @@ class GroupPhase(enum.IntEnum):
     STABLE = 3
 
 
+AWAY_EPOCH: Final = -2  # of a static member that has given up everything, and will be back: Kafka's number
+_NO_SUBSCRIPTION: Final = Subscription()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
+    """What follows the assignment is of a consumer group. The member may use the partitions that are `assigned` to it,
+    and is on its way to its `target`. Nobody else gets what it is `revoking` before it says that it has given it up."""
+
     member: GroupMember
     assignment: bytes = b""
+    subscription: Subscription = _NO_SUBSCRIPTION
+    epoch: int = 0
+    previous_epoch: int = 0
+    target: Partitions = ()
+    assigned: Partitions = ()
+    revoking: Partitions = ()
 
     @property
     def metadata_bytes(self) -> int:
         """The cost of a member without its assignment: names and metadata. A character counts as four bytes, which is
         cheaper than encoding it."""
-        m = self.member
+        m, s = self.member, self.subscription
         texts = len(m.member_id) + len(m.instance_id) + len(m.client_id) + len(m.client_host)
+        texts += len(s.pattern) + len(s.assignor) + len(s.rack)
+        texts += sum(1 + len(name) for name in (*s.topics, *s.matched))
         return MEMBER_BYTES_OVERHEAD + 4 * texts + sum(4 * len(name) + len(data) for name, data in m.protocols)
 
+    @property
+    def assignment_bytes(self) -> int:
+        lists = (self.target, self.assigned, self.revoking)
+        return len(self.assignment) + sum(20 + 4 * len(indexes) for topics in lists for _, indexes in topics)
 
-MEMBER: Final = Record(MemberState, (("member", GROUP_MEMBER), ("assignment", Blob(U32, GROUP_BYTES_MAX))))
+
+MEMBER: Final = Record(
+    MemberState,
+    (
+        ("member", GROUP_MEMBER),
+        ("assignment", Blob(U32, GROUP_BYTES_MAX)),
+        ("subscription", SUBSCRIPTION),
+        ("epoch", INT32),
+        ("previous_epoch", INT32),
+        ("target", PARTITION_LISTS),
+        ("assigned", PARTITION_LISTS),
+        ("revoking", PARTITION_LISTS),
+    ),
+)
 
 
 def members_bytes(members: dict[str, MemberState]) -> int:
     """The cost of the members of one group."""
-    return sum(m.metadata_bytes + len(m.assignment) for m in members.values())
+    return sum(m.metadata_bytes + m.assignment_bytes for m in members.values())
+
+
+def held(member: MemberState) -> list[tuple[TopicId, int]]:
+    """The partitions that no other member of its group may have now."""
+    return [(topic_id, i) for topic_id, indexes in (*member.assigned, *member.revoking) for i in indexes]
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupState:
-    """`members` are in the order of joining; `generation` is 0 before the first."""
+    """`members` are in the order of joining; `generation` is 0 before the first. Of a consumer group it is the epoch of
+    the group, `target_epoch` that of its target assignment, and `protocol` the assignor that made it."""
 
     name: str
+    kind: GroupKind = GroupKind.CLASSIC
     generation: Generation = _NO_GENERATION
+    target_epoch: Generation = _NO_GENERATION
     phase: GroupPhase = GroupPhase.EMPTY
     protocol_type: str = ""
     protocol: str = ""
@@ -267,6 +325,8 @@ class GroupState:
     was_unused: bool = False  # at the clock's last step, and nothing has come since
     members: dict[str, MemberState] = field(default_factory=dict)
     offsets: dict[PartitionId, CommittedOffset] = field(default_factory=dict)
+    # Derived: the id of the member that holds a partition, by the topic's id and the index.
+    owners: dict[tuple[TopicId, int], str] = field(default_factory=dict)
 
     @property
     def is_unused(self) -> bool:
@@ -278,11 +338,12 @@ class GroupState:
         return next((m for m in self.members.values() if m.member.instance_id == instance_id), None)
 
 
-# Name and phase come before; members and offsets follow.
+# Name, kind and phase come before; members and offsets follow.
 GROUP: Final = Record(
     GroupState,
     (
         ("generation", INT32),
+        ("target_epoch", INT32),
         ("protocol_type", TEXT),
         ("protocol", TEXT),
         ("leader", TEXT),

@@ -20,7 +20,7 @@ from smq.raft_state.limits import (
 )
 from smq.raft_state.refusal import Refused, find_partition, quoted
 from smq.raft_state.replies import Applied, Done
-from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, MemberState
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupKind, GroupPhase, GroupState, MemberState, held
 
 _DONE = Applied(reply=Done())
 
@@ -62,6 +62,22 @@ def next_generation(group: GroupState) -> Generation:
     return Generation(group.generation + 1 if group.generation < GENERATION_MAX else 1)
 
 
+def set_members(state: ClusterState, group: GroupState, members: dict[str, MemberState]) -> None:
+    """Makes these the group's members. Costs what has changed: the group may have many that have not."""
+    before = group.members
+    for name, member in before.items():
+        if members.get(name) is not member:
+            state.member_bytes -= member.metadata_bytes + member.assignment_bytes
+            for partition in held(member):
+                group.owners.pop(partition, None)
+    for name, member in members.items():
+        if before.get(name) is not member:
+            state.member_bytes += member.metadata_bytes + member.assignment_bytes
+            group.owners.update(dict.fromkeys(held(member), name))
+    group.members = members
+    group.was_unused = False
+
+
 def _drop(state: ClusterState, group: GroupState) -> None:
     state.generation_floor = max(state.generation_floor, group.generation)
     leave_floor(state, group)
@@ -95,7 +111,8 @@ def commit_offsets(state: ClusterState, command: CommitOffsets) -> Applied:
 
 
 def check_committer(group: GroupState | None, command: CommitOffsets | StageOffsets) -> None:
-    """Refused unless the group has this member, in this generation, with an assignment."""
+    """Refused unless the group has this member, in this generation, with an assignment; of a consumer group, unless it
+    is in this epoch of its own."""
     if group is None:
         raise Refused(ErrorCode.ILLEGAL_GENERATION, f"group {quoted(command.group)} no longer exists")
     if group.members and not command.member_id:
@@ -103,7 +120,12 @@ def check_committer(group: GroupState | None, command: CommitOffsets | StageOffs
             ErrorCode.UNKNOWN_MEMBER,
             f"group {quoted(group.name)} has {len(group.members)} members: only they commit for it",
         )
-    find_member(group, command.member_id, command.instance_id)
+    member = find_member(group, command.member_id, command.instance_id)
+    if group.kind is GroupKind.CONSUMER:
+        if command.generation != member.epoch:
+            text = f"member {quoted(command.member_id)} is in epoch {member.epoch}, not {command.generation}"
+            raise Refused(ErrorCode.ILLEGAL_GENERATION, text)
+        return
     check_generation(group, group.name, command.generation)
     if group.phase is GroupPhase.COMPLETING:
         raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, f"generation {group.generation} has no assignment yet")

@@ -21,7 +21,9 @@ from smq.raft_state.handlers.groups import (
     find_member,
     make_group,
     next_generation,
+    set_members,
 )
+from smq.raft_state.ids import Generation
 from smq.raft_state.limits import (
     GROUP_BYTES_MAX,
     GROUP_MEMBERS_MAX,
@@ -32,7 +34,7 @@ from smq.raft_state.limits import (
 )
 from smq.raft_state.refusal import Refused, quoted
 from smq.raft_state.replies import Applied, Done, GenerationFormed
-from smq.raft_state.state import ClusterState, GroupPhase, GroupState, MemberState, members_bytes
+from smq.raft_state.state import ClusterState, GroupKind, GroupPhase, GroupState, MemberState, members_bytes
 
 _DONE = Applied(reply=Done())
 
@@ -42,14 +44,20 @@ def form_generation(state: ClusterState, command: FormGeneration) -> Applied:
     check_group_name(command.group)
     group = state.groups.get(command.group)
     check_generation(group, command.group, command.expected_generation)
+    if group is not None and group.kind is GroupKind.CONSUMER and group.members:
+        raise Refused(
+            ErrorCode.INCONSISTENT_PROTOCOL,
+            f"group {quoted(group.name)} has {len(group.members)} members of the consumer protocol",
+        )
     _check_members(command)
     members = {m.member_id: MemberState(member=m) for m in command.members}
     _check_size(state, group, members)
     if group is None:
         group = make_group(state, command.group)
-    _set_members(state, group, members)
+    set_members(state, group, members)
     group.generation = next_generation(group)
     group.phase = GroupPhase.COMPLETING
+    group.kind, group.target_epoch = GroupKind.CLASSIC, Generation(0)
     group.protocol_type = command.protocol_type
     group.protocol = command.protocol
     group.leader = command.leader
@@ -73,19 +81,23 @@ def assign_members(state: ClusterState, command: AssignMembers) -> Applied:
             ErrorCode.LIMIT_EXCEEDED, f"the group's assignments have {size} bytes, the limit is {GROUP_BYTES_MAX}"
         )
     _check_size(state, group, members)
-    _set_members(state, group, members)
+    set_members(state, group, members)
     group.phase = GroupPhase.STABLE
     return _DONE
 
 
 def remove_members(state: ClusterState, command: RemoveMembers) -> Applied:
-    """Member ids that the group does not have are ignored."""
+    """Member ids that the group does not have are ignored. What a member of a consumer group had is free, and its next
+    epoch assigns it."""
     group = find_group(state, command.group)
     check_generation(group, command.group, command.generation)
     remaining = {name: m for name, m in group.members.items() if name not in command.member_ids}
     if len(remaining) == len(group.members):
         return _DONE
-    _set_members(state, group, remaining)
+    set_members(state, group, remaining)
+    if remaining and group.kind is GroupKind.CONSUMER:
+        group.generation = next_generation(group)
+        return _DONE
     if remaining:
         # In the replicated state, because the next coordinator must know that these members have to rebalance.
         group.phase = GroupPhase.PREPARING
@@ -111,7 +123,7 @@ def replace_member(state: ClusterState, command: ReplaceMember) -> Applied:
         for name, member in group.members.items()
     }
     _check_size(state, group, members)
-    _set_members(state, group, members)
+    set_members(state, group, members)
     if group.leader == command.old_member_id:
         group.leader = new_id
     return _DONE
@@ -172,9 +184,3 @@ def _check_size(state: ClusterState, group: GroupState | None, members: dict[str
             ErrorCode.LIMIT_EXCEEDED,
             f"the members of all groups would have {total} bytes, the limit is {MEMBER_BYTES_CLUSTER_MAX}",
         )
-
-
-def _set_members(state: ClusterState, group: GroupState, members: dict[str, MemberState]) -> None:
-    state.member_bytes += members_bytes(members) - members_bytes(group.members)
-    group.members = members
-    group.was_unused = False

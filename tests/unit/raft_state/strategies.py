@@ -8,8 +8,8 @@ from smq.raft_state.binary import INT16, INT32, INT64, Blob, Fixed, Flag, Group,
 from smq.raft_state.command_table import COMMANDS, REPLIES
 from smq.raft_state.commands import Assignment, Command, HwmAdvance
 from smq.raft_state.errors import ErrorCode
-from smq.raft_state.fields import Code, HwmAdvances, ItemResults, OffsetRequests
-from smq.raft_state.limits import PARTITION_ID_BYTES, REQUEST_ID_BYTES
+from smq.raft_state.fields import Code, HwmAdvances, ItemResults, OffsetRequests, PartitionLists
+from smq.raft_state.limits import PARTITION_ID_BYTES, REQUEST_ID_BYTES, TOPIC_ID_BYTES
 from smq.raft_state.replies import Reply
 
 Any_ = st.SearchStrategy[Any]
@@ -77,6 +77,9 @@ def strategy_of(kind: Kind) -> Any_:
             return _many(_record(_HWM_ADVANCE))
         case OffsetRequests():
             return _many(_record(_ASSIGNMENT))
+        case PartitionLists():
+            indexes = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
+            return _many(st.tuples(st.binary(min_size=TOPIC_ID_BYTES, max_size=TOPIC_ID_BYTES), indexes))
         case Code():
             return st.sampled_from(ErrorCode)
     raise AssertionError(f"no random values for {kind}")

@@ -7,6 +7,7 @@ from smq.raft_state.command_codec import decode_command, encode_command
 from smq.raft_state.commands import (
     NO_FINGERPRINT,
     UNSEEN,
+    Acknowledgement,
     Acl,
     AddToTransaction,
     AdvanceClock,
@@ -15,6 +16,7 @@ from smq.raft_state.commands import (
     AlterClusterConfig,
     AlterUser,
     ApplyRetention,
+    AssignConsumers,
     AssignMembers,
     Assignment,
     AssignOffsets,
@@ -25,6 +27,7 @@ from smq.raft_state.commands import (
     CompleteReplica,
     CompleteReplicas,
     CompleteTransactions,
+    ConsumerUpdate,
     Coordinated,
     CreateTopic,
     DeleteGroup,
@@ -42,7 +45,9 @@ from smq.raft_state.commands import (
     Listener,
     MarkIncomplete,
     OffsetCommit,
+    Partitions,
     Quota,
+    ReconcileConsumers,
     RegisterNode,
     RemoveMembers,
     ReplaceMember,
@@ -52,6 +57,8 @@ from smq.raft_state.commands import (
     Seal,
     StagedTransaction,
     StageOffsets,
+    Subscription,
+    UpdateConsumers,
     WrittenMarker,
 )
 from smq.raft_state.coordinators import coordinator_of
@@ -365,6 +372,43 @@ def remove(group: str, epoch: int, generation: int, *member_ids: str, at_ms: int
 
 def replaced(group: str, epoch: int, old: str, new: GroupMember) -> ReplaceMember:
     return ReplaceMember(group=group, coordinator_epoch=Epoch(epoch), old_member_id=old, member=new)
+
+
+def consumer(
+    member_id: str, *topics: str, pattern: str = "", instance: str = "", replaces: str = "", session_ms: int = 10_000
+) -> ConsumerUpdate:
+    """Of a consumer group."""
+    named = replace(member(member_id, instance=instance, session_ms=session_ms), session_timeout_ms=0, protocols=())
+    return ConsumerUpdate(member=named, subscription=Subscription(topics=topics, pattern=pattern), replaces=replaces)
+
+
+def update_consumers(group: str, *updates: ConsumerUpdate) -> UpdateConsumers:
+    return UpdateConsumers(group=group, coordinator_epoch=CURRENT, updates=updates)
+
+
+def indexes(topic: int, *found: int) -> Partitions:
+    """Partitions of one topic."""
+    return ((tid(topic), found),) if found else ()
+
+
+def assign_consumers(group: str, generation: int, **targets: Partitions) -> AssignConsumers:
+    return AssignConsumers(
+        group=group,
+        coordinator_epoch=CURRENT,
+        generation=Generation(generation),
+        assignor="uniform",
+        targets=tuple(targets.items()),
+    )
+
+
+def heard(
+    group: str, member_id: str, epoch: int, owned: Partitions | None = None, *, is_away: bool = False
+) -> ReconcileConsumers:
+    """A heartbeat; `owned` is None if it does not say what the member has."""
+    said = Acknowledgement(
+        member_id=member_id, epoch=epoch, owned=owned or (), says_owned=owned is not None, is_away=is_away
+    )
+    return ReconcileConsumers(group=group, coordinator_epoch=CURRENT, items=(said,))
 
 
 def member_commit(

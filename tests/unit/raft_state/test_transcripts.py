@@ -18,7 +18,7 @@ from smq.raft_state.config_keys import known_at
 from smq.raft_state.ids import PartitionId
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Applied, Rejected
-from smq.raft_state.state import ClusterState, GroupState, PartitionState
+from smq.raft_state.state import ClusterState, GroupState, MemberState, PartitionState
 from smq.raft_state.topic_config import TOPIC_CONFIG
 from tests.unit.raft_state.life import DIRECTORY, commands_of, transcript, value_of
 from tests.unit.raft_state.support import Driver
@@ -87,7 +87,13 @@ def _show_group(state: ClusterState, group: GroupState) -> Iterator[str]:
         yield f"  {group.phase.name}, generation {group.generation} of {group.protocol!r}, leader {group.leader!r}"
     for name, m in group.members.items():
         instance = f" (instance {m.member.instance_id})" if m.member.instance_id else ""
-        yield f"  member {name}{instance}: {m.assignment!r}"
+        yield f"  member {name}{instance}: {m.assignment!r}{_show_progress(m) if group.target_epoch else ''}"
+
+
+def _show_progress(m: MemberState) -> str:
+    shown = {"assigned": m.assigned, "revoking": m.revoking, "target": m.target}
+    lists = [f", {word} {[i for _, found in part for i in found]}" for word, part in shown.items()]
+    return f" in epoch {m.epoch}, before {m.previous_epoch}{''.join(lists)}"
 
 
 class Player:

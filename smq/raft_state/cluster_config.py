@@ -16,8 +16,15 @@ from typing import Final
 
 from smq.raft_state.config_keys import ConfigKey, ConfigType, between, one_of
 from smq.raft_state.limits import (
+    CONSUMER_HEARTBEAT_MS_DEFAULT,
+    CONSUMER_HEARTBEAT_MS_MAX,
+    CONSUMER_HEARTBEAT_MS_MIN,
+    CONSUMER_SESSION_MS_DEFAULT,
+    CONSUMER_SESSION_MS_MAX,
+    CONSUMER_SESSION_MS_MIN,
     GROUP_INITIAL_DELAY_MS_DEFAULT,
     GROUP_INITIAL_DELAY_MS_MAX,
+    GROUP_MEMBERS_MAX,
     NODES_MAX,
     OFFSETS_RETENTION_MINUTES_DEFAULT,
     OFFSETS_RETENTION_MINUTES_MAX,
@@ -34,6 +41,9 @@ NUM_PARTITIONS: Final = "num.partitions"
 REPLICATION_FACTOR: Final = "default.replication.factor"
 AUTO_CREATE: Final = "auto.create.topics.enable"
 GROUP_INITIAL_DELAY_MS: Final = "group.initial.rebalance.delay.ms"
+CONSUMER_SESSION_MS: Final = "group.consumer.session.timeout.ms"
+CONSUMER_HEARTBEAT_MS: Final = "group.consumer.heartbeat.interval.ms"
+GROUP_CONSUMERS_MAX: Final = "group.consumer.max.size"
 OFFSETS_RETENTION_MINUTES: Final = "offsets.retention.minutes"
 PRODUCER_EXPIRATION_MS: Final = "producer.id.expiration.ms"
 IN_NODE_TOML: Final = (NUM_PARTITIONS, REPLICATION_FACTOR, AUTO_CREATE, GROUP_INITIAL_DELAY_MS)
@@ -164,6 +174,27 @@ CLUSTER_CONFIG: Final[dict[str, ConfigKey]] = {
         values=f"a whole number of milliseconds from 0 to {GROUP_INITIAL_DELAY_MS_MAX}",
         meaning="how long an empty group waits for more members before its first generation",
         accepts=between(0, GROUP_INITIAL_DELAY_MS_MAX),
+        type=ConfigType.INT,
+    ),
+    CONSUMER_SESSION_MS: ConfigKey(
+        default=str(CONSUMER_SESSION_MS_DEFAULT),
+        values=f"a whole number of milliseconds from {CONSUMER_SESSION_MS_MIN} to {CONSUMER_SESSION_MS_MAX}",
+        meaning="how long a member of a consumer group may be silent before it is removed",
+        accepts=between(CONSUMER_SESSION_MS_MIN, CONSUMER_SESSION_MS_MAX),
+        type=ConfigType.INT,
+    ),
+    CONSUMER_HEARTBEAT_MS: ConfigKey(
+        default=str(CONSUMER_HEARTBEAT_MS_DEFAULT),
+        values=f"a whole number of milliseconds from {CONSUMER_HEARTBEAT_MS_MIN} to {CONSUMER_HEARTBEAT_MS_MAX}",
+        meaning="how often a member of a consumer group sends a heartbeat",
+        accepts=between(CONSUMER_HEARTBEAT_MS_MIN, CONSUMER_HEARTBEAT_MS_MAX),
+        type=ConfigType.INT,
+    ),
+    GROUP_CONSUMERS_MAX: ConfigKey(
+        default=str(GROUP_MEMBERS_MAX),
+        values=f"a whole number from 1 to {GROUP_MEMBERS_MAX}",
+        meaning="the most members of a consumer group",
+        accepts=between(1, GROUP_MEMBERS_MAX),
         type=ConfigType.INT,
     ),
     OFFSETS_RETENTION_MINUTES: ConfigKey(

@@ -62,6 +62,12 @@ OFFSETS_RETENTION_MINUTES_DEFAULT: Final = 90 * 1_440  # a consumer that was awa
 OFFSETS_RETENTION_MINUTES_MAX: Final = 100 * 365 * 1_440  # a century: beyond it, 0 (for ever) says what is meant
 GROUP_INITIAL_DELAY_MS_DEFAULT: Final = 3_000  # like Kafka's
 GROUP_INITIAL_DELAY_MS_MAX: Final = 60_000  # beyond it a first consumer would seem to hang
+CONSUMER_SESSION_MS_DEFAULT: Final = 45_000  # like Kafka's; so are the next five, but for the two floors
+CONSUMER_SESSION_MS_MIN: Final = 1_000  # a test, or a network without pauses
+CONSUMER_SESSION_MS_MAX: Final = 1_800_000
+CONSUMER_HEARTBEAT_MS_DEFAULT: Final = 5_000
+CONSUMER_HEARTBEAT_MS_MIN: Final = 100  # 1,000 members: 10,000 heartbeats/s, more than a node answers
+CONSUMER_HEARTBEAT_MS_MAX: Final = 15_000
 GENERATION_MAX: Final = 2**31 - 1  # an int32 of Kafka's protocol
 
 # --- the clock of expiry, and producers

@@ -8,16 +8,20 @@ Kafka port and the gRPC port.
 
 import heapq
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
 from smq.coordinator.groups.change_queues import Changes
-from smq.coordinator.groups.live import LiveGroup, Surroundings
+from smq.coordinator.groups.consumers import LiveConsumers
+from smq.coordinator.groups.live import LiveGroup
 from smq.coordinator.groups.member_requests import (
+    Beat,
+    Beaten,
     Identity,
     Join,
     Joined,
+    OnBeaten,
     OnJoined,
     OnLeft,
     OnSynced,
@@ -26,6 +30,7 @@ from smq.coordinator.groups.member_requests import (
     Synced,
 )
 from smq.coordinator.groups.session_timeouts import NEVER_NS
+from smq.coordinator.groups.surroundings import Surroundings
 from smq.coordinator.limits import (
     GROUP_PAUSE_MS,
     GROUP_SESSION_MS_MAX,
@@ -47,10 +52,11 @@ from smq.raft_state.errors import ErrorCode, ErrorDetails, SmqError
 from smq.raft_state.ids import Epoch, Generation, PartitionId, RequestId
 from smq.raft_state.limits import MEMBER_PROTOCOLS_MAX, MEMBER_TEXT_BYTES_MAX
 from smq.raft_state.replies import Reply
-from smq.raft_state.state import CoordinatorSlot
+from smq.raft_state.state import CoordinatorSlot, GroupKind
 from smq.replication.api import Cancel, DoneFn, NodeApi
 from smq.replication.monitoring.measures import GroupMeasures
 from smq.replication.ports import Clock, Rng, Timer
+from smq.replication.runtime.slices import Slices
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +67,9 @@ _SWEEP_TICKS: Final = 100  # how often objects are dropped if nothing would be l
 _ALARM_LATE_MS: Final = 1.0
 
 
+_TOPICS_TICKS: Final = 20  # how often it looks whether topics have come, gone or grown
+
+Live: TypeAlias = LiveGroup | LiveConsumers
 NO_MEMBER: Final = Identity(member_id="")  # commits for a group without members
 
 
@@ -76,11 +85,20 @@ class GroupCoordinator:
         self._node = node
         self._clock = clock
         self._changes = Changes(node, clock)
+        self._slices = Slices(clock)
+        self._topics: list[tuple[str, int]] = []  # with the number of partitions, as last seen
+        self._topics_version = 0
         self._surroundings = Surroundings(
-            node=node, clock=clock, rng=rng, changes=self._changes, initial_delay_ms=initial_delay_ms
+            node=node,
+            clock=clock,
+            rng=rng,
+            changes=self._changes,
+            slices=self._slices,
+            initial_delay_ms=initial_delay_ms,
+            topics_version=lambda: self._topics_version,
         )
         self._alarms = Alarms(clock, self._ring)
-        self._live: dict[str, LiveGroup] = {}  # bounded by groups_max
+        self._live: dict[str, Live] = {}  # bounded by groups_max
         self._table: list[CoordinatorSlot] = []  # as it was when the groups were last loaded
         self._is_running = False
         self._was_away = False
@@ -95,6 +113,7 @@ class GroupCoordinator:
     def stop(self) -> None:
         """Sends all waiting members to look for another coordinator."""
         self._is_running = False
+        self._slices.stop()
         self._alarms.stop()
         self._changes.close(SmqError(ErrorCode.SHUTTING_DOWN, "the node is stopping"))
         live, self._live = self._live, {}
@@ -141,7 +160,7 @@ class GroupCoordinator:
     def _owns(self, slot: CoordinatorSlot) -> bool:
         return slot.node == self._node.node_id and slot.incarnation == self._node.incarnation
 
-    def _find(self, name: str) -> LiveGroup | None:
+    def _find(self, name: str) -> Live | None:
         """The live group. Makes one if the replicated group has members, and this node coordinates it: its sessions
         evict members."""
         group = self._live.get(name)
@@ -154,11 +173,13 @@ class GroupCoordinator:
             return None
         known = self._node.state.groups.get(name)
         if group is None and known is not None and known.members:
-            group = self._make_live(name, slot.epoch)
+            group = self._make_live(name, known.kind)
         return group
 
-    def _make_live(self, name: str, epoch: Epoch, *, opened_by: str = "") -> LiveGroup:
-        group = self._live[name] = LiveGroup(
+    def _make_live(self, name: str, kind: GroupKind, *, opened_by: str = "") -> Live:
+        make = LiveConsumers if kind is GroupKind.CONSUMER else LiveGroup
+        epoch = coordinator_of(self._node.state, name).epoch
+        group = self._live[name] = make(
             self._surroundings,
             name,
             epoch,
@@ -168,7 +189,15 @@ class GroupCoordinator:
         )
         return group
 
-    def _forget(self, group: LiveGroup) -> None:
+    def _live_of(self, name: str, kind: GroupKind, address: str) -> Live:
+        """The live group. Makes one if there is none, or one of the other kind that nobody is in."""
+        group = self._find(name)
+        is_other = group is not None and isinstance(group, LiveConsumers) is not (kind is GroupKind.CONSUMER)
+        if group is None or (is_other and group.is_idle):
+            group = self._make_live(name, kind, opened_by=address)
+        return group
+
+    def _forget(self, group: Live) -> None:
         """Its last command failed. The next tick reads the group from the state again."""
         if self._live.get(group.name) is group:
             del self._live[group.name]
@@ -195,11 +224,23 @@ class GroupCoordinator:
         if outcome is not Outcome.OK:
             done(Joined(outcome=outcome, member_id=request.member.member_id))
             return _nothing
-        group = self._find(request.group)
-        if group is None:
-            epoch = coordinator_of(self._node.state, request.group).epoch
-            group = self._make_live(request.group, epoch, opened_by=request.member.client_host)
-        return group.join(request, done)
+        return self._live_of(request.group, GroupKind.CLASSIC, request.member.client_host).join(request, done)
+
+    def beat(self, beat: Beat, done: OnBeaten) -> Callable[[], None]:
+        """A heartbeat of a consumer group's member, by which it joins and leaves, too. Call the returned function to
+        withdraw the request."""
+        outcome = self.refusal(beat.group)
+        if outcome is Outcome.OK and beat.epoch == 0:
+            outcome = self._new_group_refusal(beat.group, beat.client_host)
+        if outcome is not Outcome.OK:
+            done(Beaten(outcome=outcome, member_id=beat.member_id))
+            return _nothing
+        known = self._find(beat.group)
+        group = self._live_of(beat.group, GroupKind.CONSUMER, beat.client_host) if beat.epoch == 0 else known
+        if not isinstance(group, LiveConsumers):
+            done(Beaten(outcome=Outcome.NO_CONSUMER_GROUP, member_id=beat.member_id))
+            return _nothing
+        return group.beat(beat, done)
 
     def _join_refusal(self, request: Join) -> Outcome:
         member = request.member
@@ -327,7 +368,7 @@ class GroupCoordinator:
         group = self._find(name)
         return group is not None and group.is_rebalancing
 
-    def _group(self, name: str) -> tuple[Outcome, LiveGroup | None]:
+    def _group(self, name: str) -> tuple[Outcome, Live | None]:
         """The live group; otherwise why there is none. A group that does not exist has no members."""
         outcome = self.refusal(name)
         if outcome is not Outcome.OK:
@@ -353,11 +394,22 @@ class GroupCoordinator:
                     group.grant_time()
             self._run_due(now_ns)
         self._ticks += 1
+        if self._ticks % _TOPICS_TICKS == 0:
+            self._look_at_topics()
         if self._ticks % _SWEEP_TICKS == 0:
             self._live = {name: group for name, group in self._live.items() if not group.is_idle}
             # A generation that this node had given up may have formed after all: its members need sessions to end.
             self._load()
         self._clock.call_later(GROUP_TICK_MS, self._tick)
+
+    def _look_at_topics(self) -> None:
+        topics = [(name, len(topic.partitions)) for name, topic in self._node.state.topics.items()]
+        if topics != self._topics:
+            self._topics = topics
+            self._topics_version += 1
+            for group in list(self._live.values()):
+                if isinstance(group, LiveConsumers):
+                    group.on_topics_changed()
 
     def _late_ms(self, now_ns: int) -> float:
         """How late a tick would be now."""
@@ -386,12 +438,12 @@ class Alarms:
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
         self._ring = ring
-        self._heap: list[tuple[int, int, LiveGroup]] = []  # a few entries per live group
+        self._heap: list[tuple[int, int, Live]] = []  # a few entries per live group
         self._tie = 0
         self._timer: Timer | None = None
         self._timer_ns = NEVER_NS
 
-    def set(self, group: LiveGroup, *, not_before_ns: int = 0) -> None:
+    def set(self, group: Live, *, not_before_ns: int = 0) -> None:
         """Something of the group is due at its `due_ns`, which may be earlier than before."""
         at_ns = max(group.due_ns, not_before_ns)
         if at_ns < group.alarm_ns:
@@ -400,9 +452,9 @@ class Alarms:
             heapq.heappush(self._heap, (group.alarm_ns, self._tie, group))
             self._start_timer()
 
-    def due(self, now_ns: int) -> list[LiveGroup]:
+    def due(self, now_ns: int) -> list[Live]:
         """The groups whose due time has come. The caller sets the alarm of each again."""
-        due = []
+        due: list[Live] = []
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, _, group = heapq.heappop(self._heap)
             if at_ns == group.alarm_ns:  # otherwise an earlier alarm has replaced it

@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import structlog
 
-from smq.coordinator.groups.change_queues import Changes
 from smq.coordinator.groups.member_checks import Admission, Present, Verdict, admission, check_identity, resolve_leaver
 from smq.coordinator.groups.member_requests import (
     Identity,
@@ -30,6 +29,7 @@ from smq.coordinator.groups.member_requests import (
 )
 from smq.coordinator.groups.protocols import chosen, is_partition_free, metadata_of, subscription
 from smq.coordinator.groups.session_timeouts import NEVER_NS, NO_MEMBERS, NS_PER_MS, Sessions
+from smq.coordinator.groups.surroundings import Surroundings
 from smq.coordinator.groups.transitions import TABLE, Action, Event, Phase, phase_of
 from smq.coordinator.groups.waiting import (
     Heartbeat,
@@ -49,7 +49,6 @@ from smq.coordinator.limits import (
     GROUP_COMMAND_MS_MAX,
     GROUP_ID_GIVEN_MS_MAX,
     GROUP_QUEUE_MAX,
-    MEMBER_ID_CHARS_MAX,
 )
 from smq.raft_state.commands import AssignMembers, Coordinated, GroupMember, RemoveMembers, ReplaceMember
 from smq.raft_state.coordinators import coordinator_of
@@ -57,34 +56,8 @@ from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import Epoch
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import GroupPhase, GroupState
-from smq.raft_state.topic_config import is_external
-from smq.replication.api import NodeApi
-from smq.replication.ports import Clock, Rng
 
 log = structlog.get_logger(__name__)
-
-_MEMBER_ID_BYTES: Final = 16  # random: no member id is ever given twice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What all live groups of a node share. `initial_delay_ms` is how long an empty group waits for more members."""
-
-    node: NodeApi
-    clock: Clock
-    rng: Rng
-    changes: Changes
-    initial_delay_ms: Callable[[], int]
-
-    def partition_count(self, topic: str) -> int:
-        """0 if there is no such topic, or its records are in external storage: Kafka's clients do not see it."""
-        known = self.node.state.topics.get(topic)
-        return len(known.partitions) if known is not None and not is_external(known.config) else 0
-
-    def new_member_id(self, prefix: str) -> str:
-        """Random: a group that ended and was formed again must not give a new member the id of a former one."""
-        number = self.rng.randbytes(_MEMBER_ID_BYTES).hex()
-        return f"{prefix[: MEMBER_ID_CHARS_MAX - len(number) - 1]}-{number}"
 
 
 @dataclass(frozen=True, slots=True)

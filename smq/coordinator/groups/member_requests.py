@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from smq.raft_state.commands import GroupMember
+from smq.raft_state.commands import GroupMember, Partitions
 from smq.raft_state.errors import ErrorCode, SmqError
 
 NO_GENERATION = -1
+LEAVING: Final = -1  # in place of a member's epoch: Kafka's number
 
 
 class Outcome(enum.Enum):
@@ -37,6 +38,11 @@ class Outcome(enum.Enum):
     NOT_COORDINATOR = "another node coordinates the group"
     NOT_READY = "the coordinator cannot reach a majority"
     UNCERTAIN = "the command failed, or may have taken effect: the state will show"
+    FENCED_EPOCH = "the member is in another epoch than it says: it gives up all partitions and joins again"
+    UNRELEASED_INSTANCE = "the instance id belongs to a member that has not left"
+    UNKNOWN_ASSIGNOR = "there is no such assignor"
+    BAD_PATTERN = "the regular expression is none of RE2's, or too long"
+    NO_CONSUMER_GROUP = "the group does not exist, or its members use the classic protocol"
 
 
 _FAILURES: Final = {
@@ -45,6 +51,7 @@ _FAILURES: Final = {
     ErrorCode.UPGRADE_NEEDED: Outcome.NOT_COORDINATOR,
     ErrorCode.LIMIT_EXCEEDED: Outcome.LIMIT_EXCEEDED,
     ErrorCode.INVALID_REQUEST: Outcome.BAD_GROUP,
+    ErrorCode.INCONSISTENT_PROTOCOL: Outcome.NO_CONSUMER_GROUP,
 }
 
 
@@ -106,6 +113,44 @@ class Synced:
     assignment: bytes = b""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A heartbeat of a consumer group's member (KIP-848). None, or -1, is what has not changed since the last one.
+    `epoch` is 0 to join, LEAVING to leave, and AWAY_EPOCH of a static member that will be back. `may_see` says of a
+    topic whether a pattern of this member may match it."""
+
+    group: str
+    member_id: str
+    epoch: int
+    instance_id: str = ""
+    rack: str | None = None
+    rebalance_timeout_ms: int = -1
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+    may_see: Callable[[str], bool] = lambda _: True
+
+    @property
+    def is_full(self) -> bool:
+        """It says everything, as after an error: the member may have missed an answer."""
+        says_topics = self.topics is not None or self.pattern is not None
+        return self.epoch == 0 or (self.rebalance_timeout_ms >= 0 and says_topics and self.owned is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beaten:
+    """The answer to a heartbeat. `assignment` is None if the member knows it."""
+
+    outcome: Outcome
+    member_id: str = ""
+    epoch: int = 0
+    assignment: Partitions | None = None
+
+
+OnBeaten: TypeAlias = Callable[[Beaten], None]
 OnJoined: TypeAlias = Callable[[Joined], None]
 OnSynced: TypeAlias = Callable[[Synced], None]
 OnLeft: TypeAlias = Callable[[list[Outcome]], None]

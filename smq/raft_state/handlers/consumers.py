@@ -112,7 +112,7 @@ def update_consumers(state: ClusterState, command: UpdateConsumers) -> Applied:
     members = dict(group.members) if group is not None else {}
     is_changed = False
     for update in command.updates:
-        _check_update(update)
+        check_update(update)
         is_changed |= _put(members, update)
     _check_sizes(state, group, members)
     if group is None:
@@ -180,7 +180,8 @@ def _put(members: dict[str, MemberState], update: ConsumerUpdate) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------- checks
-def _check_update(update: ConsumerUpdate) -> None:
+def check_update(update: ConsumerUpdate) -> None:
+    """Refused if this member could be in no group."""
     member, subscription = update.member, update.subscription
     texts = (member.instance_id, member.client_id, member.client_host, subscription.assignor, subscription.rack)
     if not member.member_id or any(len(t.encode()) > MEMBER_TEXT_BYTES_MAX for t in (member.member_id, *texts)):

@@ -1,7 +1,7 @@
 """Runs long work in slices, so that the loop's other work gets its turn in between.
 
-Owns how long a slice is. Its users own what a part is, and that the parts may be done at different moments. Only the
-node and its replicas import it.
+Owns how long a slice is. Its users own what a part is, and that the parts may be done at different moments. The node,
+its replicas and the coordinator of groups import it.
 """
 
 from collections import deque

@@ -9,8 +9,8 @@ from smq.coordinator.kafka.cluster_view import barrier_failure, coordinator_refu
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.transactions.pattern_re2 import InvalidPattern, matcher
 from smq.coordinator.kafka.transactions.producer_requests import refusal
+from smq.coordinator.pattern_re2 import InvalidPattern, matcher
 from smq.coordinator.service.transaction_states import STATE_NAMES, open_ms, state_name
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.ids import PartitionId, split_partition_id

@@ -1,7 +1,7 @@
-"""The regular expressions of Kafka's tools, by Google's RE2: the only file that imports it.
+"""The regular expressions of Kafka's tools and consumers, by Google's RE2: the only file that imports it.
 
 Owns RE2's quirks. A client's pattern costs time in proportion to its length and the text's, never more. It must never
-know what is matched. `listing` imports it.
+know what is matched. The lists of transactions and the consumer groups import it.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import aiokafka
 import confluent_kafka
@@ -35,6 +35,9 @@ class Member(Protocol):
     def close(self) -> None: ...
 
 
+_CLASSIC: Final = {"heartbeat.interval.ms": 300, "session.timeout.ms": 6_000}  # the coordinator has the others'
+
+
 class ConfluentMember:
     def __init__(self, bootstrap: str, group: str, topics: list[str], **settings: Any) -> None:
         self.seen: list[Read] = []
@@ -46,8 +49,7 @@ class ConfluentMember:
                 "group.id": group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-                "heartbeat.interval.ms": 300,
-                "session.timeout.ms": 6_000,
+                **({} if "group.protocol" in settings else _CLASSIC),
                 **settings,
             }
         )

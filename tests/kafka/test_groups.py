@@ -34,22 +34,6 @@ def write(bootstrap: str, topic: str, partitions: int, first: int = 0, count: in
     assert producer.flush(60) == 0
 
 
-def test_a_consumer_of_the_newer_group_protocol_learns_that_there_is_none(bootstrap: str, new_topic: NewTopic) -> None:
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": new_topic(), "group.protocol": "consumer"}
-    )
-    try:
-        consumer.subscribe([new_topic()])
-        message = consumer.poll(TIMEOUT_S)
-        assert message is not None, "it waits in silence"
-        error = message.error()
-        assert error is not None
-        assert error.code() == confluent_kafka.KafkaError._FATAL
-        assert "API version not supported" in error.str()
-    finally:
-        consumer.close()
-
-
 def places(*topics: tuple[str, int]) -> set[Place]:
     return {(topic, p) for topic, count in topics for p in range(count)}
 

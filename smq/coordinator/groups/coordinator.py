@@ -190,7 +190,7 @@ class GroupCoordinator:
         return group
 
     def _live_of(self, name: str, kind: GroupKind, address: str) -> Live:
-        """The live group. Makes one if there is none, or one of the other kind that nobody is in."""
+        """The live group. Makes one if there is none, or one of the other kind without members."""
         group = self._find(name)
         is_other = group is not None and isinstance(group, LiveConsumers) is not (kind is GroupKind.CONSUMER)
         if group is None or (is_other and group.is_idle):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from smq.raft_state.commands import GroupMember
-from smq.raft_state.state import GroupState
+from smq.raft_state.state import GroupKind, GroupState
 
 CONSUMER: Final = "consumer"
 _TOPICS_MAX: Final = 1_000_000  # far more than the metadata's own cap allows
@@ -64,6 +64,9 @@ def subscriptions(group: GroupState) -> frozenset[str] | None:
     """The topics that the members subscribe to. None if they are no consumers, or their metadata does not name topics
     as that of consumers does."""
     topics: frozenset[str] = frozenset()
+    if group.kind is GroupKind.CONSUMER:
+        wanted = (m.subscription for m in group.members.values())
+        return frozenset(name for s in wanted for name in (*s.topics, *s.matched))
     for m in group.members.values():
         found = subscribed_topics(metadata_of(m.member, group.protocol)) if group.protocol_type == CONSUMER else None
         if found is None:

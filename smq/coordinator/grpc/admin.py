@@ -24,7 +24,7 @@ from smq.coordinator.limits import COMMIT_ITEMS_MAX, STATUS_EVENTS_MAX
 from smq.coordinator.service.audience import Audience, told_of
 from smq.coordinator.service.authorizer import Authorizer, host_fault
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
+from smq.coordinator.service.group_lag import GroupPosition, Lag, assigned_partitions, lags_of, positions, state_of
 from smq.coordinator.service.name_lookup import find_group, find_partition, find_topic, has_leader, known_ranges
 from smq.coordinator.service.quotas import quota_of
 from smq.coordinator.service.request_checks import check_count
@@ -381,9 +381,7 @@ class AdminService(Service, smq_pb2_grpc.AdminServicer):
         out = pb.DescribeGroupResponse(
             group=_group_summary(group), protocol=group.protocol, coordinator=slot.node if slot.node else None
         )
-        assigned = {
-            m.member.member_id: sorted(assigned_partitions(group, m.assignment)) for m in group.members.values()
-        }
+        assigned = {m.member.member_id: sorted(assigned_partitions(state, group, m)) for m in group.members.values()}
         for m in group.members.values():
             out.members.append(
                 pb.GroupMemberInfo(
@@ -679,7 +677,7 @@ def _total(total: LagTotal) -> pb.GroupLag:
 def _group_summary(group: GroupState) -> pb.GroupSummary:
     return pb.GroupSummary(
         group=group.name,
-        state=PHASES[group.phase],
+        state=state_of(group),
         protocol_type=group.protocol_type,
         members=len(group.members),
         generation=group.generation,

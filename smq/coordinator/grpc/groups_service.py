@@ -39,6 +39,7 @@ OUTCOME_ERRORS: Final[dict[Outcome, ErrorCode]] = {
     Outcome.NOT_COORDINATOR: ErrorCode.NOT_COORDINATOR,
     Outcome.NOT_READY: ErrorCode.NODE_NOT_READY,
     Outcome.UNCERTAIN: ErrorCode.TIMED_OUT,
+    Outcome.NO_CONSUMER_GROUP: ErrorCode.INCONSISTENT_PROTOCOL,  # it has one, and this member is of the other protocol
 }
 
 

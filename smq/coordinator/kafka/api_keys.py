@@ -1,9 +1,7 @@
 """Which keys and versions of the Kafka protocol a node serves: the table that ApiVersions, connections and docs share.
 
 Owns the floors and ceilings. A key is in the table only if all of it, in all of these versions, does what its
-definition says. What is missing is not advertised. One key is here to be refused, ConsumerGroupHeartbeat: without it a
-consumer of KIP-848's group protocol looks for a coordinator for ever, and reports nothing. Nodes answer
-UNSUPPORTED_VERSION, as Kafka 3.9 does without that protocol.
+definition says. What is missing is not advertised.
 
 Floors are Kafka 4's own, which every client we tested accepts (of Produce it advertises lower ones than it serves, see
 `metadata`). Ceilings are those of the definitions unless the row says why not.
@@ -76,6 +74,7 @@ class ApiKey(enum.IntEnum):
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
@@ -140,8 +139,8 @@ SERVED: Final[Mapping[int, Served]] = MappingProxyType(
         ApiKey.DESCRIBE_PRODUCERS: Served("DescribeProducers", Versions(0, 0)),
         ApiKey.DESCRIBE_TRANSACTIONS: Served("DescribeTransactions", Versions(0, 0)),
         ApiKey.LIST_TRANSACTIONS: Served("ListTransactions", Versions(0, 2)),
-        # Always refused. librdkafka speaks version 1 only.
         ApiKey.CONSUMER_GROUP_HEARTBEAT: Served("ConsumerGroupHeartbeat", Versions(0, 1)),
+        ApiKey.CONSUMER_GROUP_DESCRIBE: Served("ConsumerGroupDescribe", Versions(0, 0)),
         ApiKey.LIST_CONFIG_RESOURCES: Served("ListConfigResources", Versions(0, 1)),
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: Served("DescribeTopicPartitions", Versions(0, 0)),
     }

@@ -395,17 +395,31 @@ def _describe_topic_partitions(access: Access, version: int, request: Struct) ->
     return _then(shown, complete)
 
 
-def _describe_groups(access: Access, version: int, request: Struct) -> Complete:
-    row = _named_row("group_id")
-    complete = _names(Operation.DESCRIBE, Resource.GROUP, "groups", "groups", row)(access, version, request)
+def _described_groups(asked: str) -> Rule:
+    def rule(access: Access, version: int, request: Struct) -> Complete:
+        row = _named_row("group_id")
+        complete = _names(Operation.DESCRIBE, Resource.GROUP, asked, "groups", row)(access, version, request)
 
-    def shown(answer: Struct) -> Struct:
-        for group in answer["groups"]:
-            bits = group["authorized_operations"]
-            group["authorized_operations"] = access.bits(bits, _OF_GROUP, Resource.GROUP, group["group_id"])
-        return answer
+        def shown(answer: Struct) -> Struct:
+            for group in answer["groups"]:
+                bits = group["authorized_operations"]
+                group["authorized_operations"] = access.bits(bits, _OF_GROUP, Resource.GROUP, group["group_id"])
+            return answer
 
-    return _then(shown, complete)
+        return _then(shown, complete)
+
+    return rule
+
+
+def _consumer_heartbeat(access: Access, _version: int, request: Struct) -> None:
+    """The topics that it names must be the user's to see. A pattern finds only those."""
+
+    def may_see(name: str) -> bool:
+        return access.may(Operation.DESCRIBE, Resource.TOPIC, name)
+
+    if not all(map(may_see, request["subscribed_topic_names"] or ())):
+        raise Refusal({"error_code": KafkaError.TOPIC_AUTHORIZATION_FAILED, "error_message": _MESSAGE})
+    request["may_see"] = may_see
 
 
 _MANY_GROUPS_VERSION: Final = 8
@@ -624,7 +638,7 @@ RULES: Final[Mapping[int, Rule]] = {
     ApiKey.HEARTBEAT: _MEMBER,
     ApiKey.LEAVE_GROUP: _MEMBER,
     ApiKey.SYNC_GROUP: _MEMBER,
-    ApiKey.DESCRIBE_GROUPS: _describe_groups,
+    ApiKey.DESCRIBE_GROUPS: _described_groups("groups"),
     ApiKey.LIST_GROUPS: _seen(
         "groups",
         lambda access, group: (
@@ -674,7 +688,8 @@ RULES: Final[Mapping[int, Rule]] = {
         "transaction_states",
         lambda access, row: access.may(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, row["transactional_id"]),
     ),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: _free,  # it is always refused
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: _in_order(_MEMBER, _consumer_heartbeat),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: _described_groups("group_ids"),
     ApiKey.LIST_CONFIG_RESOURCES: _cluster(Operation.DESCRIBE_CONFIGS),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
 }

@@ -29,9 +29,10 @@ from smq.raft_state.commands import OffsetCommit
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import NO_REQUEST, Offset, PartitionId, split_partition_id
 from smq.raft_state.limits import METADATA_BYTES_MAX
-from smq.raft_state.state import ClusterState, CommittedOffset, PartitionState
+from smq.raft_state.state import ClusterState, CommittedOffset, GroupKind, GroupState, PartitionState
 
 BY_ID_VERSION: Final = 10  # of both OffsetCommit and OffsetFetch
+MEMBER_EPOCH_VERSION: Final = 9  # of both: members of consumer groups name their epochs
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_ID, KafkaError.UNKNOWN_TOPIC_OR_PARTITION)
 _GROUP_ERROR_VERSION: Final = 2  # OffsetFetch has a field for an error of the whole group; before, only of a partition
 _STABLE_VERSION: Final = 7  # OffsetFetch can ask for it
@@ -62,7 +63,11 @@ async def offset_commit(gateway: Gateway, version: int, request: Struct) -> Stru
             if part is not None and code is KafkaError.NONE:
                 committed.append(answer)
                 items.append(commit_of(part, requested))
-    code = await _commit(gateway, request, items)
+    is_old = version < MEMBER_EPOCH_VERSION and request["generation_id_or_member_epoch"] >= 0
+    if is_old and _is_consumers(gateway, PREFIX + request["group_id"]):
+        code = KafkaError.UNSUPPORTED_VERSION
+    else:
+        code = await _commit(gateway, request, items)
     for answer in committed:
         answer["error_code"] = code
     return {"throttle_time_ms": 0, "topics": topics}
@@ -111,8 +116,14 @@ async def _commit(gateway: Gateway, request: Struct, items: list[OffsetCommit]) 
             GROUP_ANSWER_MS,
         )
     except SmqError as e:
-        return group_code_of(e)
+        is_epoch = e.code is ErrorCode.ILLEGAL_GENERATION and _is_consumers(gateway, group)
+        return KafkaError.STALE_MEMBER_EPOCH if is_epoch else group_code_of(e)
     return KafkaError.NONE
+
+
+def _is_consumers(gateway: Gateway, name: str) -> bool:
+    group = gateway.state.groups.get(name)
+    return group is not None and group.kind is GroupKind.CONSUMER
 
 
 # ------------------------------------------------------------------------------------------------ OffsetFetch
@@ -144,6 +155,10 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
     else:
         group = gateway.state.groups.get(name_of_group)
         commits = {} if group is None else group.offsets
+        if version >= MEMBER_EPOCH_VERSION:
+            answer["error_code"] = _fetch_refusal(group, requested)
+            if answer["error_code"] is not KafkaError.NONE:
+                return answer
     # Of the same state as the commits: a transaction that ended in between would show neither its offsets nor its end.
     unstable = staged_partitions(gateway.state, name_of_group) if stable else frozenset()
     if requested["topics"] is None:
@@ -161,6 +176,19 @@ async def _fetch_group(gateway: Gateway, version: int, requested: Struct, *, sta
             partitions.append(_committed(index, found, code))
         answer["topics"].append({"name": topic["name"], "topic_id": topic_id, "partitions": partitions})
     return answer
+
+
+def _fetch_refusal(group: GroupState | None, requested: Struct) -> KafkaError:
+    """A member of a consumer group that names itself must be in the epoch that it names."""
+    if group is None or group.kind is not GroupKind.CONSUMER:
+        return KafkaError.NONE
+    member_id, epoch = requested["member_id"], requested["member_epoch"]
+    if not member_id and epoch < 0:
+        return KafkaError.NONE
+    member = group.members.get(member_id or "")
+    if member is None:
+        return KafkaError.UNKNOWN_MEMBER_ID
+    return KafkaError.NONE if member.epoch == epoch else KafkaError.STALE_MEMBER_EPOCH
 
 
 def _all_commits(

@@ -30,8 +30,8 @@ from smq.coordinator.kafka.errors import KafkaError, KafkaRefusal
 from smq.coordinator.kafka.fetch import records_bytes
 from smq.coordinator.kafka.fetch_sessions import SessionRefusal
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.group_membership import LONG_POLLS, Client
-from smq.coordinator.kafka.handlers import HANDLERS
+from smq.coordinator.kafka.group_membership import Client
+from smq.coordinator.kafka.handlers import HANDLERS, LONG_POLLS
 from smq.coordinator.kafka.oversized import Oversized
 from smq.coordinator.kafka.produce import ProduceCall
 from smq.coordinator.kafka.sasl import Login, SaslMisuse
@@ -119,14 +119,14 @@ def encode_response(request: Request, body: Struct) -> list[Buffer]:
 
 
 async def answer(gateway: Gateway, request: Request) -> Struct:
-    """For every key but Produce, JoinGroup and SyncGroup."""
+    """For every key but Produce and those of LONG_POLLS."""
     if request.body is None:
         return metadata.api_versions(KafkaError.UNSUPPORTED_VERSION)
     return await HANDLERS[request.key](gateway, request.version, request.body)
 
 
 def begin(gateway: Gateway, request: Request, host: str) -> Awaitable[Struct]:
-    """For JoinGroup and SyncGroup. The request has begun when this returns; the awaitable is the answer."""
+    """For those of LONG_POLLS. The request has begun when this returns; the awaitable is the answer."""
     assert request.body is not None, "only an ApiVersions of an unknown version has none"
     return LONG_POLLS[request.key](gateway, request.version, request.body, Client(request.client_id, f"/{host}"))
 

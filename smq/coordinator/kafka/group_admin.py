@@ -14,19 +14,19 @@ from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError, group_code_of
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.limits import GROUP_ANSWER_MS
-from smq.coordinator.service.group_lag import PHASES
+from smq.coordinator.service.group_lag import PHASES, state_of
 from smq.raft_state.coordinators import slot_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.ids import NO_REQUEST
-from smq.raft_state.state import GroupPhase, GroupState
+from smq.raft_state.state import GroupKind, GroupPhase, GroupState
 
 _NOT_FOUND_VERSION: Final = 6  # of DescribeGroups: an unknown group is an error (KIP-1043)
-_TYPE: Final = "classic"
+_TYPES: Final = {GroupKind.CLASSIC: "classic", GroupKind.CONSUMER: "consumer"}
 
 
 def _state_of(gateway: Gateway, group: GroupState) -> str:
     is_rebalancing = bool(group.members) and gateway.groups.is_rebalancing(group.name)
-    return PHASES[GroupPhase.PREPARING if is_rebalancing else group.phase]
+    return PHASES[GroupPhase.PREPARING] if is_rebalancing else state_of(group)
 
 
 # ---------------------------------------------------------------------------------------------------- describing
@@ -52,10 +52,11 @@ def _described(gateway: Gateway, version: int, name: str, request: Struct, failu
     if answer["error_code"] is not KafkaError.NONE:
         return answer
     group = gateway.state.groups.get(PREFIX + name)
-    if group is None:
+    if group is None or (group.kind is GroupKind.CONSUMER and group.members):
         answer["group_state"] = "Dead"
         if version >= _NOT_FOUND_VERSION:
-            answer |= {"error_code": KafkaError.GROUP_ID_NOT_FOUND, "error_message": f"Group {name} not found."}
+            message = f"Group {name} not found." if group is None else f"Group {name} is not a classic group."
+            answer |= {"error_code": KafkaError.GROUP_ID_NOT_FOUND, "error_message": message}
         return answer
     state = _state_of(gateway, group)
     is_stable = state == PHASES[GroupPhase.STABLE]
@@ -82,20 +83,21 @@ async def list_groups(gateway: Gateway, _version: int, request: Struct) -> Struc
     code = await barrier_failure(gateway)
     states = {state.lower() for state in request["states_filter"]}
     types = {kind.lower() for kind in request["types_filter"]}
-    if code is not KafkaError.NONE or (types and _TYPE not in types):
+    if code is not KafkaError.NONE:
         return {"throttle_time_ms": 0, "error_code": code, "groups": []}
     mine = gateway.groups.slots()
     found = []
     for name, group in sorted(gateway.state.groups.items()):
         if name.startswith(PREFIX) and slot_of(name) in mine:
             state = _state_of(gateway, group)
-            if not states or state.lower() in states:
+            kind = _TYPES[group.kind]
+            if (not states or state.lower() in states) and (not types or kind in types):
                 found.append(
                     {
                         "group_id": name.removeprefix(PREFIX),
                         "protocol_type": group.protocol_type,
                         "group_state": state,
-                        "group_type": _TYPE,
+                        "group_type": kind,
                     }
                 )
     return {"throttle_time_ms": 0, "error_code": KafkaError.NONE, "groups": found}

@@ -5,12 +5,11 @@ and SyncGroup begin in their turn and then wait outside it. So the other members
 that a client sends after them on the same connection.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from smq.coordinator.groups.member_requests import Identity, Join, Joined, Outcome, Sync, Synced
-from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.cluster_view import PREFIX, is_group
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
@@ -31,9 +30,6 @@ class Client:
 
     client_id: str
     host: str
-
-
-LongPoll: TypeAlias = Callable[[Gateway, int, Struct, Client], Awaitable[Struct]]
 
 
 # -------------------------------------------------------------------------------------------------------- joining
@@ -130,9 +126,6 @@ def _sync_response(code: KafkaError, synced: Synced) -> Struct:
     }
 
 
-LONG_POLLS: Final[Mapping[int, LongPoll]] = {ApiKey.JOIN_GROUP: join_group, ApiKey.SYNC_GROUP: sync_group}
-
-
 # --------------------------------------------------------------------------------------------- staying and leaving
 async def heartbeat(gateway: Gateway, _version: int, request: Struct) -> Struct:
     code = KafkaError.INVALID_GROUP_ID
@@ -141,19 +134,6 @@ async def heartbeat(gateway: Gateway, _version: int, request: Struct) -> Struct:
         outcome = gateway.memberships.heartbeat(PREFIX + request["group_id"], who, request["generation_id"])
         code = OUTCOME_CODES[outcome]
     return {"throttle_time_ms": 0, "error_code": code}
-
-
-async def consumer_group_heartbeat(_gateway: Gateway, _version: int, request: Struct) -> Struct:
-    """Refused: clients report it, and do not try again."""
-    return {
-        "throttle_time_ms": 0,
-        "error_code": KafkaError.UNSUPPORTED_VERSION,
-        "error_message": "this cluster has no group protocol of KIP-848: set group.protocol=classic in the consumer",
-        "member_id": request["member_id"],
-        "member_epoch": request["member_epoch"],
-        "heartbeat_interval_ms": 0,
-        "assignment": None,
-    }
 
 
 async def leave_group(gateway: Gateway, version: int, request: Struct) -> Struct:

@@ -10,6 +10,7 @@ from smq.coordinator.kafka import (
     acls,
     committed_offsets,
     config_admin,
+    consumer_groups,
     group_admin,
     group_membership,
     log_offsets,
@@ -36,8 +37,7 @@ from smq.coordinator.kafka.transactions.staged_offsets import txn_offset_commit
 
 Handler: TypeAlias = Callable[[Gateway, int, Struct], Awaitable[Struct]]
 
-# Produce is missing: it needs no task (see `produce`). So are JoinGroup and SyncGroup, which begin in their turn and
-# then wait outside it: `group_membership.LONG_POLLS`.
+# Produce is missing: it needs no task (see `produce`). So are those of LONG_POLLS.
 HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.FETCH: fetch,
     ApiKey.LIST_OFFSETS: log_offsets.list_offsets,
@@ -84,6 +84,14 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     ApiKey.DESCRIBE_TRANSACTIONS: describe_transactions,
     ApiKey.LIST_TRANSACTIONS: list_transactions,
     ApiKey.LIST_CONFIG_RESOURCES: config_admin.list_config_resources,
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: group_membership.consumer_group_heartbeat,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_groups.describe,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
+}
+
+LongPoll: TypeAlias = Callable[[Gateway, int, Struct, group_membership.Client], Awaitable[Struct]]
+# What begins in its turn and then waits outside it, for other members of the group.
+LONG_POLLS: Final[Mapping[int, LongPoll]] = {
+    ApiKey.JOIN_GROUP: group_membership.join_group,
+    ApiKey.SYNC_GROUP: group_membership.sync_group,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_groups.heartbeat,
 }

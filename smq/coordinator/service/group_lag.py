@@ -16,8 +16,18 @@ from smq.coordinator.limits import FETCH_CONCURRENCY, VIEW_ENDS_MS
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.name_lookup import known_ranges
 from smq.raft_state.errors import SmqError
+from smq.raft_state.handlers.consumers import is_settled
 from smq.raft_state.ids import Offset, PartitionId
-from smq.raft_state.state import ClusterState, CommittedOffset, GroupPhase, GroupState, PartitionState
+from smq.raft_state.state import (
+    ClusterState,
+    CommittedOffset,
+    GroupKind,
+    GroupPhase,
+    GroupState,
+    MemberState,
+    PartitionState,
+    held,
+)
 
 _NS_PER_MS: Final = 1_000_000
 PHASES: Final = {
@@ -51,9 +61,21 @@ class GroupPosition:
         return max(0, hwm - self.unread_from(log_start))
 
 
-def assigned_partitions(group: GroupState, assignment: bytes) -> list[tuple[str, int]]:
-    """The partitions of a consumer's assignment; empty if it does not parse."""
-    found = assigned_indexes(assignment) if group.protocol_type == CONSUMER else None
+def state_of(group: GroupState) -> str:
+    """Under Kafka's names. A round that is open at the coordinator is not in it."""
+    if group.kind is not GroupKind.CONSUMER or not group.members:
+        return PHASES[group.phase]
+    if group.target_epoch < group.generation:
+        return "Assigning"
+    return "Stable" if all(is_settled(group, m) for m in group.members.values()) else "Reconciling"
+
+
+def assigned_partitions(state: ClusterState, group: GroupState, member: MemberState) -> list[tuple[str, int]]:
+    """The partitions that a consumer has; empty if its assignment does not parse."""
+    if group.kind is GroupKind.CONSUMER:
+        names = ((state.topic_names.get(topic_id), index) for topic_id, index in held(member))
+        return [(name, index) for name, index in names if name is not None]
+    found = assigned_indexes(member.assignment) if group.protocol_type == CONSUMER else None
     return [(topic, index) for topic, indexes in found or () for index in indexes]
 
 
@@ -71,7 +93,7 @@ def partitions_of(state: ClusterState, group: GroupState) -> Iterator[PartitionI
     seen: dict[PartitionId, None] = dict.fromkeys(group.offsets)
     yield from list(seen)
     for m in list(group.members.values()):
-        for topic, index in assigned_partitions(group, m.assignment):
+        for topic, index in assigned_partitions(state, group, m):
             known = state.topics.get(topic)
             if known is None or not 0 <= index < len(known.partitions):
                 continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.groups.member_requests import Identity, Join, Joined, Outcome, Sync, Synced
+from smq.coordinator.groups.member_requests import Beat, Beaten, Identity, Join, Joined, Outcome, Sync, Synced
 from smq.coordinator.limits import GROUP_ANSWER_MS, GROUP_JOIN_LATE_MS, GROUP_SYNC_MS_MAX
 from smq.coordinator.service.calls import Answer, NodeCalls
 from smq.raft_state.commands import GroupMember
@@ -42,6 +42,15 @@ class Memberships:
         group = self.calls.node.state.groups.get(request.group)
         known = group.members.get(request.who.member_id) if group is not None else None
         return min(known.member.session_timeout_ms, GROUP_SYNC_MS_MAX) if known is not None else GROUP_SYNC_MS_MAX
+
+    async def beat(self, beat: Beat) -> Beaten:
+        """The answer once what the heartbeat says has taken effect."""
+        answer = Answer[Beaten](self.calls.timeouts)
+        withdraw = self.groups.beat(beat, answer.done)
+        try:
+            return await answer.result(GROUP_ANSWER_MS, withdraw, grace_ms=0)
+        except SmqError:
+            return Beaten(outcome=Outcome.UNCERTAIN, member_id=beat.member_id, epoch=beat.epoch)
 
     def heartbeat(self, group: str, who: Identity, generation: int) -> Outcome:
         return self.groups.heartbeat(group, who, generation)

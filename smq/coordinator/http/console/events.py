@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from smq.coordinator.service.group_lag import PHASES
+from smq.coordinator.service.group_lag import state_of
 from smq.coordinator.service.turns import Turns
 from smq.raft_state.ids import Epoch, Generation, NodeId, PartitionId
 from smq.raft_state.state import GroupState
@@ -207,7 +207,7 @@ class EventLog:
             if not part.is_external
         }
         groups = {
-            name: (group.generation, PHASES[group.phase], self._members(group))
+            name: (group.generation, state_of(group), self._members(group))
             async for name, group in turns.over(list(state.groups.items()))
         }
         return _Moment(
@@ -223,7 +223,7 @@ class EventLog:
     def _members(self, group: GroupState) -> frozenset[str]:
         """They change with the generation only, so nothing is built for a group that has not moved."""
         old = self._before.groups.get(group.name) if self._before is not None else None
-        if old is not None and old[0] == group.generation and old[1] == PHASES[group.phase]:
+        if old is not None and old[0] == group.generation and old[1] == state_of(group):
             return old[2]
         return frozenset(f"{m.member.member_id} ({m.member.client_host})" for m in group.members.values())
 

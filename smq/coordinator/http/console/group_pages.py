@@ -12,7 +12,7 @@ from smq.coordinator.http.console.markup import Content, Markup, facts, link, lo
 from smq.coordinator.http.console.overview import ROWS_MAX, moment
 from smq.coordinator.operators.formats import age_text, lag_texts, offsets_text, size_text
 from smq.coordinator.service.calls import NodeCalls
-from smq.coordinator.service.group_lag import PHASES, GroupPosition, Lag, assigned_partitions, lags_of, positions
+from smq.coordinator.service.group_lag import GroupPosition, Lag, assigned_partitions, lags_of, positions, state_of
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.state import GroupState
 
@@ -32,7 +32,7 @@ async def groups_page(calls: NodeCalls, history: History, after: str) -> list[Ma
 
 def _group_row(group: GroupState, history: History) -> tuple[Content, ...]:
     known = history.lags.get(group.name)
-    name, phase = link(group.name, "groups", group.name), PHASES[group.phase]
+    name, phase = link(group.name, "groups", group.name), state_of(group)
     return name, phase, len(group.members), group.generation, len(group.offsets), known[-1] if known else None
 
 
@@ -41,12 +41,12 @@ async def group_page(calls: NodeCalls, history: History, group: GroupState) -> l
     known = list(positions(state, group))
     places, is_whole = known[:ROWS_MAX], len(known) <= ROWS_MAX
     lags = await lags_of(calls, places, TIMEOUT_MS, with_sizes=True, now_ns=time.time_ns())
-    assigned = {m.member.member_id: assigned_partitions(group, m.assignment) for m in group.members.values()}
+    assigned = {m.member.member_id: assigned_partitions(state, group, m) for m in group.members.values()}
     owner = {place: member for member, parts in assigned.items() for place in parts}
     slot = coordinator_of(state, group.name)
     summary = facts(
         (
-            ("State", PHASES[group.phase]),
+            ("State", state_of(group)),
             ("Generation", group.generation),
             ("Assignor", group.protocol or "-"),
             ("Coordinator", f"node {slot.node}" if slot.node else "none yet"),

@@ -162,7 +162,13 @@ async def test_join_that_is_given_up_leaves_nothing_behind(served: Served) -> No
 
 
 def test_every_outcome_has_its_error() -> None:
-    assert OUTCOME_ERRORS.keys() == set(Outcome) - {Outcome.OK, Outcome.ID_RESERVED}
+    of_heartbeats = {
+        Outcome.FENCED_EPOCH,
+        Outcome.UNRELEASED_INSTANCE,
+        Outcome.UNKNOWN_ASSIGNOR,
+        Outcome.BAD_PATTERN,
+    }  # of consumer groups, which this port does not have
+    assert OUTCOME_ERRORS.keys() == set(Outcome) - {Outcome.OK, Outcome.ID_RESERVED} - of_heartbeats
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ from smq.coordinator.kafka.codec import (
     uvarint,
 )
 from smq.coordinator.kafka.connection import parse_request
-from smq.coordinator.kafka.group_membership import LONG_POLLS
-from smq.coordinator.kafka.handlers import HANDLERS
+from smq.coordinator.kafka.handlers import HANDLERS, LONG_POLLS
 
 MESSAGES_A_VERSION = 12
 UNKNOWN_TO_KIO = {(ApiKey.OFFSET_COMMIT, 1)}  # `test_offset_commit_of_version_1` has its bytes

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from smq.coordinator.groups.coordinator import GroupCoordinator
-from smq.coordinator.kafka.api_keys import ApiKey, response_encoder
+from smq.coordinator.kafka.api_keys import ApiKey, request_message, response_encoder
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.gateway import Gateway
-from smq.coordinator.kafka.handlers import HANDLERS
+from smq.coordinator.kafka.group_membership import Client
+from smq.coordinator.kafka.handlers import HANDLERS, LONG_POLLS
 from smq.coordinator.kafka.tools import active_producers, leader_election, topic_partitions
 from smq.coordinator.limits import MIB
 from smq.coordinator.service.byte_budget import InflightBytes
@@ -41,6 +42,7 @@ from smq.raft_state.replies import Rejected, Reply
 from smq.raft_state.state import ClusterState, PartitionState
 from smq.replication.api import ActiveProducer, DoneFn, NodeApi, ReplicaStatus
 from smq.replication.ports import Quorum, QuorumReplica
+from smq.testing.kafka_client import _filled
 from tests.unit.raft_state.support import topic as created
 from tests.unit.replication.support import INCARNATION, ME, PEER_A, PEER_B, register
 
@@ -150,6 +152,8 @@ def ask(node: Node, key: ApiKey, version: int, request: Struct) -> Struct:
     )
 
     async def call() -> Struct:
+        if key in LONG_POLLS:
+            return await LONG_POLLS[key](gateway, version, request, Client("client", "/host"))
         return await HANDLERS[key](gateway, version, request)
 
     answer = asyncio.run(call())
@@ -691,7 +695,33 @@ def test_the_feature_keeps_its_level(node: Node, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(2))
-def test_a_heartbeat_of_the_newer_group_protocol_is_refused(node: Node, version: int) -> None:
-    answer = ask(node, ApiKey.CONSUMER_GROUP_HEARTBEAT, version, {"group_id": "g", "member_id": "m", "member_epoch": 0})
-    assert answer["error_code"] == KafkaError.UNSUPPORTED_VERSION
-    assert "group.protocol=classic" in answer["error_message"]
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"group_id": ""},
+        {"instance_id": ""},
+        {"rack_id": ""},
+        {"member_epoch": -3},
+        {"member_epoch": -2},
+        {"member_id": "", "member_epoch": 3},
+        {"rebalance_timeout_ms": -1},
+        {"topic_partitions": None},
+        {"subscribed_topic_names": None},
+    ],
+    ids=str,
+)
+def test_a_heartbeat_of_a_consumer_group_that_says_too_little_is_refused(
+    node: Node, version: int, wrong: dict[str, Any]
+) -> None:
+    beat = {
+        "group_id": "g",
+        "member_id": "m",
+        "member_epoch": 0,
+        "rebalance_timeout_ms": 1_000,
+        "subscribed_topic_names": ["t"],
+        "topic_partitions": [],
+    }
+    fields = request_message(ApiKey.CONSUMER_GROUP_HEARTBEAT).fields
+    answer = ask(node, ApiKey.CONSUMER_GROUP_HEARTBEAT, version, _filled(beat | wrong, fields, version))
+    assert answer["error_code"] == KafkaError.INVALID_REQUEST
+    assert answer["error_message"]

@@ -130,9 +130,7 @@ producer.flush()
 
 ## What is not there yet
 
-The new group protocol of KIP-848, and of SASL GSSAPI and tokens without SaslAuthenticate. A
-consumer with `group.protocol=consumer` gets UNSUPPORTED_VERSION: set `classic`. Keys not in the table below are not
-Of SASL, GSSAPI, OAUTHBEARER and tokens without SaslAuthenticate. Of the consumer groups of KIP-848
+Of SASL, GSSAPI and tokens without SaslAuthenticate. Of the consumer groups of KIP-848
 (`group.protocol=consumer`): members of both protocols in one group, so change the protocol while the group is empty;
 settings of one group; racks in the assignment; and the variant of Java Streams. Keys not in the table below are not
 advertised; using one closes the connection.

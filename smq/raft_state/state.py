@@ -255,7 +255,7 @@ _NO_SUBSCRIPTION: Final = Subscription()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberState:
     """What follows the assignment is of a consumer group. The member may use the partitions that are `assigned` to it,
-    and is on its way to its `target`. No other member gets what it is `revoking` before it says that it has given it up."""
+    and is on its way to its `target`. What it is `revoking` is free once it says that it has given it up."""
 
     member: GroupMember
     assignment: bytes = b""

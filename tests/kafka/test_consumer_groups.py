@@ -10,7 +10,7 @@ from smq.clients import SyncAdmin
 from smq.testing.cluster import Cluster
 from smq.testing.kafka_client import TIMEOUT_S
 from tests.kafka.client_adapters import bootstrap as addresses
-from tests.kafka.members import ConfluentMember, Place, drive, share
+from tests.kafka.members import ConfluentMember, Member, Place, drive, share
 from tests.kafka.test_groups import RECORDS, NewTopic, generation, places, write
 
 SESSION, HEARTBEAT = "group.consumer.session.timeout.ms", "group.consumer.heartbeat.interval.ms"
@@ -27,7 +27,7 @@ def quicken(cluster: Cluster, session_ms: int = 6_000) -> None:
         admin.alter_cluster_config(set={SESSION: str(session_ms), HEARTBEAT: "300"})
 
 
-def join(bootstrap: str, group: str, topics: list[str], **settings: Any) -> ConfluentMember:
+def join(bootstrap: str, group: str, topics: list[str], **settings: Any) -> Member:
     return ConfluentMember(bootstrap, group, topics, **{"group.protocol": "consumer", **settings})
 
 
@@ -64,13 +64,13 @@ def described(bootstrap: str, group: str) -> tuple[str, str, int]:
     return found.type.name, found.state.name, len(found.members)
 
 
-def test_a_pattern_finds_topics_that_come_later(bootstrap: str, new_topic: NewTopic) -> None:
+def test_a_pattern_finds_topics_that_come_later(cluster: Cluster, bootstrap: str, new_topic: NewTopic) -> None:
     first = new_topic(2)
     stem = f"late-{first}"
     member = join(bootstrap, f"pattern-{first}", [f"^{stem}-.*"], **{"topic.metadata.refresh.interval.ms": 1_000})
     drive("nothing matches yet", [member], lambda: not member.assigned())
-    client = kafka_admin.AdminClient({"bootstrap.servers": bootstrap})
-    client.create_topics([kafka_admin.NewTopic(f"{stem}-a", 2, 3)])[f"{stem}-a"].result(TIMEOUT_S)
+    with SyncAdmin([node.grpc for node in cluster.nodes.values()]) as admin:
+        admin.create_topic(f"{stem}-a", partitions=2)
     drive("it is found", [member], lambda: member.assigned() == places((f"{stem}-a", 2)))
     member.close()
 
@@ -100,7 +100,7 @@ def test_killed_coordinators_cause_no_rebalance(fault_cluster: Cluster) -> None:
         member.close()
 
 
-def _have_read(members: list[ConfluentMember], count: int) -> bool:
+def _have_read(members: list[Member], count: int) -> bool:
     return len({read for m in members for read in m.seen}) >= count
 
 

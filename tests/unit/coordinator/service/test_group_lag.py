@@ -14,7 +14,7 @@ from smq.coordinator.service import lag_monitor
 from smq.coordinator.service.group_lag import assigned_partitions, positions
 from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.ids import Offset
-from smq.raft_state.state import GroupState
+from smq.raft_state.state import ClusterState, GroupState, MemberState
 from tests.unit.raft_state.support import advance, advances, assign_members, cluster, commit, form, member, pid, topic
 
 
@@ -30,15 +30,19 @@ def consumers() -> GroupState:
     return GroupState(name="g", protocol_type="consumer")
 
 
+def found(group: GroupState, data: bytes) -> list[tuple[str, int]]:
+    return assigned_partitions(ClusterState(), group, MemberState(member=member("m"), assignment=data))
+
+
 def test_assignment_of_a_consumer_names_its_partitions() -> None:
     data = assignment(("a", (0, 2)), ("bb", ()), ("c", (1,)))
-    assert assigned_partitions(consumers(), data) == [("a", 0), ("a", 2), ("c", 1)]
-    assert assigned_partitions(GroupState(name="g", protocol_type="connect"), data) == []
+    assert found(consumers(), data) == [("a", 0), ("a", 2), ("c", 1)]
+    assert found(GroupState(name="g", protocol_type="connect"), data) == []
 
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_assignment_or_subscription_are_none_and_never_an_error(data: bytes) -> None:
-    assigned_partitions(consumers(), data)
+    found(consumers(), data)
     subscribed_topics(data)
 
 
@@ -46,7 +50,7 @@ def test_bytes_that_are_no_assignment_or_subscription_are_none_and_never_an_erro
 def test_assignment_cut_anywhere_is_not_taken_for_a_whole_one(data: st.DataObject) -> None:
     whole = assignment(("topic", (0, 1, 2)))
     cut = data.draw(st.integers(0, len(whole) - 5))
-    assert assigned_partitions(consumers(), whole[:cut]) == []
+    assert found(consumers(), whole[:cut]) == []
 
 
 def test_lag_is_up_to_the_hwm_never_negative_and_from_the_log_start_without_a_commit() -> None:

@@ -79,6 +79,7 @@ class ListenerConfig:
     ca: Path | None = None  # these three: of a certificate of its own, such as one that browsers trust
     certificate: Path | None = None
     key: Path | None = None
+    certificate_users: Names | None = None  # for `ca`: its certificates may name other users than those of [tls]
 
     def setting(self, name: str) -> str:
         """The setting as the file names it."""
@@ -208,7 +209,7 @@ class ServerConfig:
         """The security of one way in: what it says itself, and [tls] for the rest."""
         if self.tls is None or listener.tls is False:
             return None
-        names = ("ca", "certificate", "key", "client_certificates")
+        names = ("ca", "certificate", "key", "client_certificates", "certificate_users")
         own: dict[str, Any] = {name: getattr(listener, name) for name in names if getattr(listener, name) is not None}
         return dataclasses.replace(self.tls, **own)
 
@@ -621,17 +622,25 @@ def _check_users(config: ServerConfig) -> None:
 
 
 def _check_certificate_users(config: ServerConfig) -> None:
-    """ConfigError for rules that are none, and for a port on which a client without a certificate may do more than one
-    with it."""
-    if config.tls is None or not config.tls.certificate_users:
+    """ConfigError for rules that are none, for a port on which a client without a certificate may do more than one with
+    it, and for an authority of one listener that could name the users of another's."""
+    if config.tls is None:
         return
-    try:
-        CertificateUsers(config.tls.certificate_users)
-    except ConfigError as e:
-        raise ConfigError(f"tls.certificate_users: {e}") from e
     for way in config.ways_in:
-        tls = config.tls_of(way)
-        if tls is not None and not tls.client_certificates and not way.sasl:
+        tls, key = config.tls_of(way), way.setting("certificate_users")
+        if way.certificate_users and way.ca is None:
+            raise ConfigError(
+                f"{key} is set, but {way.setting('ca')} is not: for the other authorities [tls] has the rules"
+            )
+        if tls is None or not tls.certificate_users or way.sasl:
+            continue
+        if way.ca is not None and way.certificate_users is None:
+            raise ConfigError(f"{way.setting('ca')} could name any user of [tls], super users included: set {key}, too")
+        try:
+            CertificateUsers(tls.certificate_users)
+        except ConfigError as e:
+            raise ConfigError(f"{key if way.certificate_users else 'tls.certificate_users'}: {e}") from e
+        if not tls.client_certificates:
             raise ConfigError(
                 f"tls.certificate_users makes users of certificates, and {way.setting('client_certificates')} is "
                 "false: a client without one could do everything. Set it to true, or give the listener sasl"

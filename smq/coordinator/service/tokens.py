@@ -173,7 +173,8 @@ class Tokens:
     async def _key_of(self, kid: str | None, algorithm: str) -> _Key:
         """TokenRefused. A key that is not known may be new: its issuer is asked now and then."""
         found = self._find(kid, algorithm)
-        if found is None and time.monotonic() - self._fetched_at >= JWKS_FETCH_S_MIN:
+        is_fetching = self._fetching is not None and not self._fetching.done()
+        if found is None and (is_fetching or time.monotonic() - self._fetched_at >= JWKS_FETCH_S_MIN):
             await self._wait_for_fetch()
             found = self._find(kid, algorithm)
         if found is None:
@@ -284,7 +285,7 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
 
 async def _download(url: str, ca: Path | None) -> bytes:
     """OSError, ValueError or ClientError. It follows no redirection, which might lead to another's keys."""
-    trusted = ssl.create_default_context(cafile=ca)
+    trusted = await asyncio.to_thread(ssl.create_default_context, cafile=ca)
     async with (
         aiohttp.ClientSession(trust_env=True) as session,
         session.get(url, ssl=trusted, allow_redirects=False) as answer,

@@ -90,6 +90,10 @@ def user_bootstrap(name: str, config_path: Path | None, password_from: TextIO | 
     password = password_of(name, password_from)
     try:
         make_directory(config.data_dir)
+        if config.data_dir.stat().st_uid != os.geteuid():
+            raise PermissionError(
+                f"{config.data_dir} belongs to another user, who could not read what this leaves there"
+            )
         leave_user(config.data_dir, name, password)
     except (OSError, DiskOpenError) as e:
         raise UserError(f"{e}; run this as the user of the node, on its machine") from e

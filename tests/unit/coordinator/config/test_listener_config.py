@@ -139,6 +139,7 @@ SCRAM = ASKS.replace(', "PLAIN"', "")
 TOKENS = ASKS.replace('"PLAIN"', '"OAUTHBEARER"')
 OAUTH = '[oauth]\njwks = "https://a/jwks"\nca = "a.crt"\nissuer = "https://a"\naudience = ["smq"]\nscopes = ["s"]\n'
 NAMES = 'certificate_users = ["RULE:CN=([^,]*).*/$1/L", "DEFAULT"]\n'
+PARTNER = '[listeners.partner]\nkafka_address = "127.0.0.1:9099"\nca = "p"\ncertificate = "c"\nkey = "k"\n' + NAMES
 BOTH = OUTSIDE + 'sasl = ["SCRAM-SHA-256"]\n'
 OWN = GOOD + 'kafka_address = "127.0.0.1:9092"\nsasl = ["SCRAM-SHA-256"]\n' + PEERS
 
@@ -150,6 +151,7 @@ OWN = GOOD + 'kafka_address = "127.0.0.1:9092"\nsasl = ["SCRAM-SHA-256"]\n' + PE
         GOOD + PEERS + ASKS + "sasl_session_ms = 1000\n" + TLS,
         GOOD + PEERS + TOKENS + TLS + OAUTH,
         GOOD + PEERS + ASKS + TLS + NAMES,
+        GOOD + PEERS + ASKS + PARTNER + TLS + NAMES,
         GOOD + PEERS + ASKS + "client_certificates = false\n" + TLS,
         GOOD + PEERS + ASKS.replace("127.0.0.1", "203.0.113.1") + TLS,
         GOOD + PEERS + BOTH + TLS,
@@ -180,6 +182,8 @@ def test_a_variable_names_mechanisms_with_commas() -> None:
         (GOOD + PEERS + BOTH + "tls = false\n" + TLS, "without TLS their tokens at listeners.outside.grpc_addr"),
         (GOOD + PEERS + TLS + 'certificate_users = ["CN=(.*)"]\n', r"tls.certificate_users: 'CN=\(\.\*\)' is no rule"),
         (GOOD + PEERS + TLS + "client_certificates = false\n" + NAMES, "client_certificates is false"),
+        (GOOD + PEERS + PARTNER.replace(NAMES, "") + TLS + NAMES, "listeners.partner.ca could name any user"),
+        (GOOD + PEERS + PARTNER.replace('ca = "p"\n', "") + TLS, "listeners.partner.certificate_users is set, but"),
         (OWN, "sasl asks for users, and without TLS their tokens at grpc_address could be read"),
         (
             GOOD + PEERS + ASKS.replace("kafka", "grpc").replace('"SCRAM-SHA-512", ', "") + TLS,

@@ -20,7 +20,7 @@ from smq.raft_state.commands import AlterAcls
 from smq.raft_state.errors import AuthenticationFailed, NotAuthorized
 from smq.raft_state.handlers.acls import Operation
 from smq.testing.kafka_client import RawKafka, batch
-from smq.testing.served import PATIENCE_S, served_node
+from smq.testing.served import Served, serving
 from tests.unit.coordinator.tls.authorities import Authorities, authorities, dialling
 from tests.unit.raft_state.support import acl
 
@@ -63,16 +63,14 @@ def test_a_rule_that_is_none_is_refused(rule: str) -> None:
         CertificateUsers(["DEFAULT", rule])
 
 
-async def test_a_certificate_has_its_users_rights_on_every_port(authorities: Authorities, tmp_path: Path) -> None:
+def test_a_certificate_has_its_users_rights_on_every_port(authorities: Authorities, tmp_path: Path) -> None:
     """admin is a super user, alice may read t, and no rule matches the name of a node."""
     rules = ("RULE:CN=([a-z]+)/$1/",)
     node = authorities.node(1)
     files: Any = {"ca": node.ca, "certificate": node.certificate, "key": node.key}
     tls = TlsConfig(**files, certificate_users=rules)
-    async with (
-        served_node(tmp_path, tls=tls, kafka_address=("127.0.0.1", 0), super_users=("admin",)) as served,
-        asyncio.timeout(PATIENCE_S),
-    ):
+
+    async def body(served: Served) -> None:
         server = served.server
         kafka = format_address(server.kafka_address) if server.kafka_address is not None else ""
 
@@ -120,3 +118,5 @@ async def test_a_certificate_has_its_users_rights_on_every_port(authorities: Aut
             assert seen[0] == 403, path
             assert seen[1] != 403, path
         assert set(server.node.state.topics) == {"t", "hidden"}
+
+    serving(tmp_path, body, tls=tls, kafka_address=("127.0.0.1", 0), super_users=("admin",))

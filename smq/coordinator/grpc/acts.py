@@ -4,6 +4,7 @@ Owns the fields that a request is known by there. It must never name one that ma
 `service` imports it.
 """
 
+from asyncio import CancelledError
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -39,10 +40,11 @@ def note(
     request: Any,
     context: Context,
     caller: Caller | None,
-    error: SmqError | None,
+    error: SmqError | CancelledError | None,
 ) -> None:
     """What became of a call. Of those that are no acts only refusals are noted."""
-    is_refused = error is not None and error.code in _REFUSED
+    code = error.code if isinstance(error, SmqError) else None
+    is_refused = code in _REFUSED
     if not audit.is_on or (method not in ACTS and not is_refused):
         return
     user = caller.user if caller is not None else ""
@@ -50,10 +52,10 @@ def note(
     user = user or b",".join(names).decode(errors="replace")
     sender = Sender(user=user, address=host_of(context.peer()), port="grpc", listener=listener)
     if method in ACTS:
-        errors = {"": error.code.name} if error is not None else {}
+        errors = None if isinstance(error, CancelledError) else {"": code.name} if code is not None else {}
         audit.acted(sender, method, _about(method, request), errors, refused=is_refused)
-    elif error is not None:
-        audit.refused(sender, method, error.code.name)
+    elif code is not None:
+        audit.refused(sender, method, code.name)
 
 
 def _about(method: str, request: Message) -> list[str]:

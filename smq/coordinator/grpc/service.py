@@ -4,6 +4,7 @@ Owns the one try/except around a handler, what is counted of its calls, and whic
 import it.
 """
 
+import asyncio
 import copy
 import functools
 import secrets
@@ -80,6 +81,9 @@ def guarded(
             self.measures.grpc_requests.add(1, method, e.code.name)
             await abort(context, self.audience.told(e))
         except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except asyncio.CancelledError as e:  # the client went away, and what it asked for may yet be done
+            note(self.gate.audit, self.audience.listener, method, request, context, caller, e)
             raise
         except Exception as e:  # noqa: BLE001 - a bug in one handler must not be a bare UNKNOWN for its client
             error = internal(method, e)

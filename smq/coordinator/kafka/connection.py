@@ -173,9 +173,9 @@ class _Slot:
     """The place of one answer in the queue. `size` is what it holds: the request's bytes, then the answer's.
     `is_counted`: it is one of the connection's fetches. `began_ns`: of a Produce request that is timed; 0 of others.
     `wait_s`: what the client has to wait after the answer. `work`: of a client with a quota of request time.
-    `on`: what an administrative request is about."""
+    `act` and `on`: of an administrative request."""
 
-    __slots__ = ("began_ns", "completes", "is_counted", "is_done", "on", "parts", "size", "wait_s", "work")
+    __slots__ = ("act", "began_ns", "completes", "is_counted", "is_done", "on", "parts", "size", "wait_s", "work")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -184,6 +184,7 @@ class _Slot:
         self.is_counted = False
         self.wait_s = 0.0
         self.work: _Work | None = None
+        self.act = ""
         self.on: list[str] | None = None
         self.parts: list[Buffer] | None = None  # None when done: the client wants no answer
         # What the user's rights and then the fetch session make of the answer.
@@ -262,6 +263,9 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._chunks.clear()
         self._buffered = 0
+        for slot in self._slots:
+            if slot.on is not None and not slot.is_done:
+                self._gateway.audit.acted(self._sender, slot.act, slot.on, None)
         self._slots.clear()
         if self._muted is not None:
             self._muted.cancel()
@@ -454,6 +458,7 @@ class Connection(asyncio.Protocol):
             self._run(self._prove(slot, request, self._login))
             return
         if request.key in ACTS and request.body is not None:
+            slot.act = SERVED[request.key].name
             slot.on = ACTS[request.key](request.body)  # now: later the request has only what its user may do
         if self._quotas.state().quotas:
             if self._allowance(Key.REQUESTS, request) is not None:
@@ -667,7 +672,7 @@ class Connection(asyncio.Protocol):
                 body = complete(body)
         if slot.on is not None and body is not None:
             errors, refused = outcome(body)
-            self._gateway.audit.acted(self._sender, SERVED[request.key].name, slot.on, errors, refused=refused)
+            self._gateway.audit.acted(self._sender, slot.act, slot.on, errors, refused=refused)
         slot.parts = encode_response(request, body) if body is not None else None
         slot.is_done = True
         grown, slot.size = -slot.size, sum(map(len, slot.parts or ()))

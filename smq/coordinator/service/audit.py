@@ -57,9 +57,13 @@ class Audit:
         """Once what is waiting is written."""
         self._thread.shutdown()
 
-    def acted(self, sender: Sender, act: str, on: Sequence[str], errors: Mapping[str, str], *, refused: bool) -> None:
-        """An administrative request, done or not. `errors`: what was not done of it, by name."""
-        result = "refused" if refused else "failed" if errors else "done"
+    def acted(
+        self, sender: Sender, act: str, on: Sequence[str], errors: Mapping[str, str] | None, *, refused: bool = False
+    ) -> None:
+        """An administrative request, done or not. `errors`: what was not done of it, by name; None: its client
+        left before there was an answer."""
+        result = "unknown" if errors is None else "refused" if refused else "failed" if errors else "done"
+        errors = errors or {}
         self._note(
             sender, act, result, on=_cut(on), errors=dict(zip(_cut(list(errors)), errors.values(), strict=False))
         )

@@ -422,3 +422,26 @@ def test_acts_and_refusals_are_in_the_audit_log_without_secrets(tmp_path: Path) 
     assert found[5]["errors"] == {"mine": "TOPIC_ALREADY_EXISTS"}
     assert found[6]["on"] == ["upsertions eve"]
     assert not [secret for secret in ("pencil", "wrong password", "salted-password", salted.hex()) if secret in text]
+
+
+def test_an_act_whose_client_goes_away_is_in_the_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    async def slow(_gateway: Any, _version: int, _request: Any) -> dict[str, Any]:
+        begun.set()
+        await asyncio.sleep(PATIENCE_S)
+        return {}
+
+    monkeypatch.setitem(HANDLERS, ApiKey.CREATE_TOPICS, slow)
+
+    def scenario(port: Port) -> None:
+        raw = port.connect()
+        assert log_in(raw) is KafkaError.NONE
+        raw.send(ApiKey.CREATE_TOPICS, 7, **create("mine"))
+        assert begun.wait(PATIENCE_S)
+        raw.close()
+        wait_for("a line", (tmp_path / "data" / "audit.jsonl").exists)
+
+    with_port(tmp_path, scenario)
+    line = json.loads((tmp_path / "data" / "audit.jsonl").read_text())
+    assert (line["user"], line["act"], line["on"], line["result"]) == ("alice", "CreateTopics", ["mine"], "unknown")

@@ -19,15 +19,17 @@ def test_lines_say_who_did_what_and_with_what_result(tmp_path: Path) -> None:
     audit.acted(ALICE, "CreateTopics", ["a", "b"], {}, refused=False)
     audit.acted(ALICE, "CreateTopics", ["a"], {"a": "TOPIC_ALREADY_EXISTS"}, refused=False)
     audit.acted(ALICE, "DeleteTopics", [f"{n}" * 600 for n in range(150)], {"": "X"}, refused=True)
+    audit.acted(ALICE, "DeleteTopics", ["gone"], None)
     for _ in range(3):  # named once
         audit.refused(ALICE, "Fetch", "no right")
     audit.close()
-    done, failed, refused, other = lines(tmp_path / "a")
+    done, failed, refused, unknown, other = lines(tmp_path / "a")
     sender = {"user": "alice", "address": "10.0.0.1", "port": "kafka", "listener": "outside"}
     assert done == sender | {"time": done["time"], "act": "CreateTopics", "result": "done", "on": ["a", "b"]}
     assert (failed["result"], failed["errors"]) == ("failed", {"a": "TOPIC_ALREADY_EXISTS"})
     assert (refused["result"], len(refused["on"])) == ("refused", AUDIT_NAMES_MAX + 1)
     assert len(json.dumps(refused)) < 60_000
+    assert unknown["result"] == "unknown"
     assert (other["act"], other["why"]) == ("Fetch", "no right")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 

@@ -88,10 +88,10 @@ producer.flush()
 - DescribeQuorum shows Raft as partition 0 of `__cluster_metadata`, at any node, as Raft's leader knows it. A voter's
   offset is after its last entry on disk. A replaced disk is an observer until the others have admitted it.
 - DescribeProducers shows the idempotent producers that a replica knows, and where their open transactions begin; the
-  time is the append time of the last batch, and -1 if a transaction has ended since by the second protocol (in Kafka,
-  that of the end). DescribeTransactions and ListTransactions show those that the node coordinates. A
-  pattern of ids is RE2's, as in Kafka. `kafka-transactions.sh abort` writes markers past the coordinator, and is not
-  served: `smq txn abort` ends a transaction that hangs ([docs/operations.md](operations.md#transactions)).
+  time is when the last batch or end of a transaction was appended, as in Kafka. DescribeTransactions and
+  ListTransactions show those that the node coordinates. A pattern of ids is RE2's, as in Kafka.
+  `kafka-transactions.sh abort` writes markers past the coordinator, and is not served: `smq txn abort` ends
+  a transaction that hangs ([docs/operations.md](operations.md#transactions)).
 - AlterUserScramCredentials changes the users of ports that ask for them ([security.md](security.md)).
 - AlterClientQuotas sets quotas ([security.md](security.md#quotas)). There are no reassignments: that list is empty.
 

@@ -21,6 +21,7 @@ from smq.raft_state.commands import (
 )
 from smq.raft_state.errors import ErrorCode
 from smq.raft_state.handlers.groups import (
+    change_member,
     check_generation,
     check_group_name,
     find_group,
@@ -152,10 +153,11 @@ def assign_consumers(state: ClusterState, command: AssignConsumers) -> Applied:
 def reconcile_consumers(state: ClusterState, command: ReconcileConsumers) -> Applied:
     """What a member says in an epoch that is not its own, nor the one before, is ignored."""
     group = find_group(state, command.group)
+    group.members = dict(group.members)
     for said in command.items:
         member = group.members.get(said.member_id)
         if member is not None and said.epoch in (member.epoch, member.previous_epoch):
-            set_members(state, group, group.members | {said.member_id: reconciled(group, member, said)})
+            change_member(state, group, member, reconciled(group, member, said))
     return _DONE
 
 

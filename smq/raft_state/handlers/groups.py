@@ -67,15 +67,30 @@ def set_members(state: ClusterState, group: GroupState, members: dict[str, Membe
     before = group.members
     for name, member in before.items():
         if members.get(name) is not member:
-            state.member_bytes -= member.metadata_bytes + member.assignment_bytes
-            for partition in held(member):
-                group.owners.pop(partition, None)
+            _count_out(state, group, member)
     for name, member in members.items():
         if before.get(name) is not member:
-            state.member_bytes += member.metadata_bytes + member.assignment_bytes
-            group.owners.update(dict.fromkeys(held(member), name))
+            _count_in(state, group, member)
     group.members = members
     group.was_unused = False
+
+
+def change_member(state: ClusterState, group: GroupState, before: MemberState, after: MemberState) -> None:
+    """As `set_members`, of one that stays. The caller has made `group.members` another object."""
+    _count_out(state, group, before)
+    _count_in(state, group, after)
+    group.members[after.member.member_id] = after
+
+
+def _count_out(state: ClusterState, group: GroupState, member: MemberState) -> None:
+    state.member_bytes -= member.metadata_bytes + member.assignment_bytes
+    for partition in held(member):
+        group.owners.pop(partition, None)
+
+
+def _count_in(state: ClusterState, group: GroupState, member: MemberState) -> None:
+    state.member_bytes += member.metadata_bytes + member.assignment_bytes
+    group.owners.update(dict.fromkeys(held(member), member.member.member_id))
 
 
 def _drop(state: ClusterState, group: GroupState) -> None:

@@ -169,6 +169,7 @@ JWKS_FETCH_S_MIN: Final = 10.0  # between two fetches, whatever keys tokens name
 JWKS_REFRESH_S: Final = 300.0  # so that keys that are withdrawn serve no longer than that
 PASSWORD_CHECKS_WAITING_MAX: Final = 128  # 10 ms each: a client of PLAIN waits a second at most, or connects again
 DECISIONS_MAX: Final = 20_000  # remembered about rights: some 200 bytes each, made again in microseconds
+LOGINS_PER_CONNECTION_MAX: Final = 2  # by gRPC, at a time: as by Kafka, a connection guesses some ten times a second
 LOGIN_TOKEN_MS: Final = 3_600_000  # a stolen token serves so long at most; to log in again takes a client 20 ms
 LOGIN_TOKENS_MAX: Final = 16_000  # at one listener, 500 bytes each; then the oldest ends, and its client logs in again
 LOGIN_TOKENS_PER_USER_MAX: Final = 4_000  # so that one user does not end the tokens of others

@@ -14,8 +14,9 @@ from smq.clients import scram
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
 from smq.coordinator.grpc.gate import host_of
+from smq.coordinator.grpc.open_streams import StreamCounts
 from smq.coordinator.grpc.service import Context, Service, guarded
-from smq.coordinator.limits import LOGIN_FAILED_DELAY_S, LOGIN_S_MAX, SASL_TOKEN_BYTES_MAX
+from smq.coordinator.limits import LOGIN_FAILED_DELAY_S, LOGIN_S_MAX, LOGINS_PER_CONNECTION_MAX, SASL_TOKEN_BYTES_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.scram_exchange import LoginFailed, ScramExchange
 from smq.coordinator.service.users import Users
@@ -31,6 +32,7 @@ class LoginService(Service, smq_pb2_grpc.UsersServicer):
     def __init__(self, node: NodeApi, users: Users) -> None:
         self.audience = Audience(node=node)
         self._users = users
+        self._logins = StreamCounts("login", LOGINS_PER_CONNECTION_MAX)
 
     @guarded
     async def Login(  # type: ignore[override] # a coroutine that writes to the context, as grpc.aio allows
@@ -39,9 +41,13 @@ class LoginService(Service, smq_pb2_grpc.UsersServicer):
         if not self.gate.mechanisms:
             message = "this port asks for no user: connect without one, and show a certificate if it asks for that"
             raise SmqError(ErrorCode.INVALID_REQUEST, message)
+        with self._logins.one_more(context.peer()):  # also while a refusal waits
+            await self._verdict(request, context)
+
+    async def _verdict(self, requests: AsyncIterable[pb.LoginRequest], context: Context) -> None:
         try:
             async with asyncio.timeout(LOGIN_S_MAX):
-                await self._exchange(request, context)
+                await self._exchange(requests, context)
         except TimeoutError:
             raise SmqError(ErrorCode.AUTHENTICATION_FAILED, f"no user was proven within {LOGIN_S_MAX} s") from None
         except LoginFailed as e:

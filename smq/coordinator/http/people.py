@@ -64,14 +64,17 @@ class People:
         """The handler's answer; the connection ends if the user may no longer have it, as may be of a page that follows
         a topic."""
         answer = asyncio.ensure_future(handler(request))
-        while not (await asyncio.wait({answer}, timeout=USERS_CHECK_S))[0]:
-            try:
-                await self.require_console(request)
-            except web.HTTPException:
-                if request.transport is not None:
-                    request.transport.abort()
-                break
-        return await answer
+        try:
+            while not (await asyncio.wait({answer}, timeout=USERS_CHECK_S))[0]:
+                try:
+                    await self.require_console(request)
+                except web.HTTPException:
+                    if request.transport is not None:
+                        request.transport.abort()
+                    break
+            return await answer
+        finally:
+            answer.cancel()  # if the node stops meanwhile
 
     async def user(self, request: web.Request) -> str:
         """HTTPUnauthorized without a user's name and password, or for wrong ones; HTTPServiceUnavailable if too many

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from smq.clients.scram import BY_NAME, ClientExchange
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import ListenerConfig
 from smq.coordinator.grpc.authorization import RULES
-from smq.coordinator.limits import USERS_CHECK_S
+from smq.coordinator.limits import LOGINS_PER_CONNECTION_MAX, USERS_CHECK_S
 from smq.raft_state.commands import AlterAcls, AlterUser, Command, DeleteUser
 from smq.raft_state.errors import SmqError
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
@@ -303,6 +304,16 @@ async def test_a_malformed_login_ends(tmp_path: Path, first: bytes) -> None:
         assert await port.outcome("Login", request, ()) == "AUTHENTICATION_FAILED"
         plain = pb.LoginRequest(mechanism="PLAIN", message=b"\0alice\0pencil")
         assert await port.outcome("Login", plain, ()) == "INVALID_REQUEST", "a password is never sent"
+
+
+async def test_a_connection_guesses_no_faster_than_by_kafkas_protocol(tmp_path: Path) -> None:
+    guess = pb.LoginRequest(mechanism="SCRAM-SHA-256", message=b"malformed")
+    async with users_port(tmp_path) as port:
+        many = [port.outcome("Login", guess, ()) for _ in range(20)]
+        found = Counter(await asyncio.gather(*many))
+        assert found["AUTHENTICATION_FAILED"] <= LOGINS_PER_CONNECTION_MAX
+        assert found.total() - found["AUTHENTICATION_FAILED"] == found["LIMIT_EXCEEDED"]
+        assert await port.log_in()
 
 
 async def test_a_token_is_of_its_listener_and_ports_without_users_need_none(tmp_path: Path) -> None:

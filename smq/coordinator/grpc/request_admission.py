@@ -221,7 +221,7 @@ class _Noticed:
     """A stream of messages that reports its first one. From then on it adds nothing to an iteration."""
 
     def __init__(self, messages: AsyncIterable[Any], on_first: Callable[[], None]) -> None:
-        self._messages = aiter(messages)
+        self._messages: Any = messages  # begun with the first: grpc warns of one that nothing awaits
         self._on_first: Callable[[], None] | None = on_first
 
     def __aiter__(self) -> "_Noticed":
@@ -231,6 +231,7 @@ class _Noticed:
         return self._messages.__anext__() if self._on_first is None else self._first(self._on_first)
 
     async def _first(self, on_first: Callable[[], None]) -> Any:
+        self._messages = aiter(self._messages)
         message = await anext(self._messages)
         self._on_first = None
         on_first()

@@ -1,6 +1,7 @@
 """AssignOffsets and AdvanceHighWaterMark over gRPC, against a real node: many callers in a message, an answer each."""
 
 import asyncio
+import gc
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -149,7 +150,7 @@ async def test_a_stream_is_not_read_beyond_its_bound_and_all_are_answered(
         assert most == 3
 
 
-async def test_streams_of_a_connection_are_bounded(served: Served) -> None:
+async def test_streams_of_a_connection_are_bounded(served: Served, recwarn: pytest.WarningsRecorder) -> None:
     await create(served)
     most = limits.OFFSET_STREAMS_PER_CONNECTION_MAX
     streams = [served.broker.AssignOffsets() for _ in range(most)]
@@ -162,6 +163,8 @@ async def test_streams_of_a_connection_are_bounded(served: Served) -> None:
     for stream in streams:
         await stream.done_writing()
     assert len(await assign(served, [one(1)])) == 1  # there is room again
+    gc.collect()
+    assert not recwarn.list, "the messages of the refused stream were not begun"
 
 
 async def test_callers_of_the_python_client_share_messages_and_commands(

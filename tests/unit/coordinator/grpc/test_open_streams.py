@@ -28,22 +28,6 @@ def fails(code: ErrorCode) -> "pytest.RaisesExc[SmqError]":
     return pytest.raises(SmqError, check=lambda e: e.code is code)
 
 
-def test_a_second_session_with_the_same_id_is_an_error_and_the_first_stays() -> None:
-    sessions = PublishSessions()
-    first = opened(sessions, "a")
-    with fails(ErrorCode.SESSION_EXISTS):
-        sessions.reserve("a", b"")
-    assert sessions.get("a") is first
-
-
-def test_the_same_request_again_finds_its_own_session() -> None:
-    sessions = PublishSessions()
-    first = opened(sessions, "a", b"r" * 16)
-    assert sessions.reserve("a", b"r" * 16) is first
-    with fails(ErrorCode.SESSION_EXISTS):
-        sessions.reserve("a", b"s" * 16)
-
-
 def test_an_id_is_taken_while_its_session_is_being_opened() -> None:
     sessions = PublishSessions()
     sessions.reserve("a", b"")
@@ -52,17 +36,6 @@ def test_an_id_is_taken_while_its_session_is_being_opened() -> None:
     with fails(ErrorCode.UNKNOWN_SESSION):
         sessions.get("a")
     sessions.release("a")
-    opened(sessions, "a")
-
-
-def test_close_deactivates_and_frees_the_id() -> None:
-    sessions = PublishSessions()
-    opened(sessions, "a")
-    sessions.close("a")
-    with fails(ErrorCode.UNKNOWN_SESSION):
-        sessions.get("a")
-    with fails(ErrorCode.UNKNOWN_SESSION):
-        sessions.close("a")
     opened(sessions, "a")
 
 
@@ -91,15 +64,6 @@ def test_ids_must_be_names(session_id: str) -> None:
         PublishSessions().reserve(session_id, b"")
     with fails(ErrorCode.INVALID_REQUEST):
         Subscriptions().open(session_id)
-
-
-def test_a_duplicate_subscription_is_an_error_until_the_first_is_closed() -> None:
-    subscriptions = Subscriptions()
-    subscriptions.open("s")
-    with fails(ErrorCode.SESSION_EXISTS):
-        subscriptions.open("s")
-    subscriptions.close("s")
-    subscriptions.open("s")
 
 
 def test_subscriptions_are_bounded() -> None:

@@ -216,9 +216,11 @@ async def test_a_duplicate_session_is_an_error_and_a_retry_of_the_same_request_i
     first = await start_session(served, request_id=b"r" * 16)
     again = await start_session(served, request_id=b"r" * 16)
     assert again.producer_id == first.producer_id
-    assert (await fails(start_session(served))).name == "SESSION_EXISTS"
+    for request_id in (b"", b"s" * 16):
+        assert (await fails(start_session(served, request_id=request_id))).name == "SESSION_EXISTS"
     other = await start_session(served, "other")
     assert other.producer_id != first.producer_id
+    assert (await fails(start_session(served, "other"))).name == "SESSION_EXISTS", "no id of a request is no retry"
     assert (first.partition_count, first.batch_bytes_max) == (1, 1_048_588)
 
 

@@ -161,17 +161,11 @@ def check_space(space: SpaceGuard, me: NodeId, part: PartitionState, full: Seque
         raise full_elsewhere(full[0])
 
 
-def check_producer(host: Host, held: int, log: PartitionLog, header: BatchHeader, named: str | None) -> None:
-    """As `check_room`, and the refusals of `check_transaction`."""
-    check_transaction(host.state, log.pid, log.producers, header, named)
-    check_room(host, held, log, header)
-
-
 def check_room(host: Host, held: int, log: PartitionLog, header: BatchHeader) -> None:
     """TOO_MANY_PRODUCERS if this would be one more than this node may remember: it remembers `held`. Followers take
-    what their leader has taken."""
+    what their leader has taken. The batch has a producer's id."""
     limit = host.config.producers_max
-    if header.producer_id < 0 or held < limit or log.producers.knows(header.producer_id, Offset(-1)):
+    if held < limit or log.producers.knows(header.producer_id, Offset(-1)):
         return
     raise SmqError(
         ErrorCode.TOO_MANY_PRODUCERS,
@@ -181,12 +175,10 @@ def check_room(host: Host, held: int, log: PartitionLog, header: BatchHeader) ->
     )
 
 
-def check_writer(rules: BatchRules, *, is_mirrored: bool) -> None:
-    """WRONG_WRITER"""
-    if rules.is_mirrored and not is_mirrored:
-        raise SmqError(ErrorCode.WRONG_WRITER, "the topic is a copy of another cluster's")
-    if is_mirrored and not rules.is_mirrored:
-        raise SmqError(ErrorCode.WRONG_WRITER, f"the topic has producers of its own: {MIRRORED}=true would end that")
+def wrong_writer(rules: BatchRules) -> SmqError:
+    if rules.is_mirrored:
+        return SmqError(ErrorCode.WRONG_WRITER, "the topic is a copy of another cluster's")
+    return SmqError(ErrorCode.WRONG_WRITER, f"the topic has producers of its own: {MIRRORED}=true would end that")
 
 
 def check_place(log: PartitionLog, header: BatchHeader) -> None:

@@ -30,11 +30,11 @@ from smq.replication.partition.admission import (
     JUDGED_BY_THE_LOG,
     NotYetKnown,
     PreparedBatch,
-    check_writer,
     comes_again,
     leader_error,
     validated,
     with_bad_records,
+    wrong_writer,
 )
 from smq.replication.partition.by_name import (
     Lookup,
@@ -240,7 +240,8 @@ class _Arriving:
             raise leader_error(node.host.node_id, state, part)
         if prepared is None:
             prepared = PreparedBatch(request.batch, batch_rules(state.topics[name].config))
-            check_writer(prepared.rules, is_mirrored=request.is_mirrored)
+            if prepared.rules.is_mirrored != request.is_mirrored:
+                raise wrong_writer(prepared.rules)
             if node.preparation.concerns(pid, prepared.rules):
                 if replica.leading is None:
                     raise replica.not_leader()

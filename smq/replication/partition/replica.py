@@ -31,7 +31,6 @@ from smq.replication.partition.admission import (
     SendOrder,
     as_appended,
     check_place,
-    check_producer,
     check_room,
     check_space,
     check_transaction,
@@ -342,12 +341,14 @@ class Replica:
         full = [s.peer for s in self.streams.values() if s.is_full]
         ts_ns = self._next_ts_ns()
         check_space(self._shared.space, self._host.node_id, self.part, full, len(prepared.data))
-        held, batch = self._shared.producers_held(), prepared.data
         if request.is_mirrored:
             check_place(self.log, header)
-            check_room(self._host, held, self.log, header)
-        else:
-            check_producer(self._host, held, self.log, header, request.transactional_id)
+        elif header.producer_id >= 0:
+            check_transaction(self._host.state, self.pid, self.log.producers, header, request.transactional_id)
+        if header.producer_id >= 0:
+            check_room(self._host, self._shared.producers_held(), self.log, header)
+        batch = prepared.data
+        if not request.is_mirrored:
             batch, header = as_appended(prepared, header, ts_ns)
         stored = self._append_at(ts_ns, batch, header)
         end, rules = stored.end, prepared.rules

@@ -160,7 +160,7 @@ def test_what_a_batch_costs_that_comes_alone(world: HotPath) -> None:
     assert found[LEADER]["DATA frames"] == 2 * len(FOLLOWERS)  # the batch, and the commit point
     assert [found[node]["DATA frames"] for node in FOLLOWERS] == [1, 1]
     assert sum(found[node]["CONTROL frames"] for node in NODES) == 0
-    assert sum(found[node]["callbacks"] for node in NODES) <= 15
+    assert sum(found[node]["callbacks"] for node in NODES) <= 16  # the slower follower has stored it, too, or not
 
 
 def commit_costs(world: HotPath, node_id: NodeId, count: int) -> dict[NodeId, Counter[str]]:

@@ -114,6 +114,8 @@ AUDIT_LINES_WAITING_MAX: Final = 10_000  # for the disk; further ones are counte
 AUDIT_NAMES_MAX: Final = 100  # of what one request is about
 AUDIT_TEXT_CHARS_MAX: Final = 512  # of each name
 AUDIT_REFUSALS_MAX: Final = 10_000  # remembered, so that the same one does not fill the files
+# Of all refusals, which strangers can cause: some 250 lines. The files of 128 MiB then go back more than a day.
+AUDIT_REFUSED_BYTES_PER_MINUTE_MAX: Final = 64 << 10
 
 QUOTA_METERS_MAX: Final = 10_000  # of users, client ids and addresses with a quota: some 500 bytes each
 

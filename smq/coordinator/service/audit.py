@@ -18,12 +18,19 @@ from typing import Any, Final
 
 import structlog
 
-from smq.coordinator.limits import AUDIT_LINES_WAITING_MAX, AUDIT_NAMES_MAX, AUDIT_REFUSALS_MAX, AUDIT_TEXT_CHARS_MAX
+from smq.coordinator.limits import (
+    AUDIT_LINES_WAITING_MAX,
+    AUDIT_NAMES_MAX,
+    AUDIT_REFUSALS_MAX,
+    AUDIT_REFUSED_BYTES_PER_MINUTE_MAX,
+    AUDIT_TEXT_CHARS_MAX,
+)
 
 log = structlog.get_logger(__name__)
 
 FILE_NAME: Final = "audit.jsonl"
-_AGAIN_S: Final = 60.0  # a client that repeats a refused request without end is named once in that time
+_MINUTE_S: Final = 60.0
+_REFUSED: Final = "refused"
 _MODE: Final = 0o600
 
 
@@ -46,7 +53,9 @@ class Audit:
         self._files = files
         self._waiting: deque[dict[str, Any]] = deque()
         self._lost = 0
-        self._refused: dict[tuple[object, ...], float] = {}  # when it was last named
+        self._refused: dict[tuple[object, ...], float] = {}  # until when it is not named again
+        self._refused_bytes = 0  # of the lines of this minute
+        self._minute_ends = float("-inf")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
 
     @property
@@ -62,26 +71,27 @@ class Audit:
     ) -> None:
         """An administrative request, done or not. `errors`: what was not done of it, by name; None: its client
         left before there was an answer."""
-        result = "unknown" if errors is None else "refused" if refused else "failed" if errors else "done"
+        result = "unknown" if errors is None else _REFUSED if refused else "failed" if errors else "done"
         errors = errors or {}
         self._note(
             sender, act, result, on=_cut(on), errors=dict(zip(_cut(list(errors)), errors.values(), strict=False))
         )
 
     def refused(self, sender: Sender, act: str, why: str) -> None:
-        """Any other request, for lack of a right or a login."""
+        """Any other request, for lack of a right or a login. One that is repeated without end is named once a
+        minute."""
         key, now = (sender, act, why), time.monotonic()
         if self._path is None or now < self._refused.get(key, now):
             return
         if len(self._refused) >= AUDIT_REFUSALS_MAX:
             self._refused.clear()
-        self._refused[key] = now + _AGAIN_S
-        self._note(sender, act, "refused", why=why[:AUDIT_TEXT_CHARS_MAX])
+        self._refused[key] = now + _MINUTE_S
+        self._note(sender, act, _REFUSED, why=why[:AUDIT_TEXT_CHARS_MAX])
 
     def _note(self, sender: Sender, act: str, result: str, **fields: Any) -> None:
         if self._path is None:
             return
-        if len(self._waiting) >= AUDIT_LINES_WAITING_MAX:
+        if len(self._waiting) >= AUDIT_LINES_WAITING_MAX or (result == _REFUSED and not self._has_room_for_refusals()):
             self._lost += 1
             return
         line: dict[str, Any] = {
@@ -95,16 +105,26 @@ class Audit:
         }
         if self._lost:
             line["lost_before"], self._lost = self._lost, 0
-        self._waiting.append(line | {name: value for name, value in fields.items() if value})
+        line |= {name: value for name, value in fields.items() if value}
+        if result == _REFUSED:
+            self._refused_bytes += len(json.dumps(line))
+        self._waiting.append(line)
         if len(self._waiting) == 1:
             self._thread.submit(self._write, self._path)
+
+    def _has_room_for_refusals(self) -> bool:
+        """Refusals cost their senders nothing: without a bound they would push out the lines of what was done."""
+        now = time.monotonic()
+        if now >= self._minute_ends:
+            self._minute_ends, self._refused_bytes = now + _MINUTE_S, 0
+        return self._refused_bytes < AUDIT_REFUSED_BYTES_PER_MINUTE_MAX
 
     # ---------------------------------------------------------------------------------------- in the thread
     def _write(self, path: Path) -> None:
         try:
             while self._waiting:
-                line = json.dumps(self._waiting[0], ensure_ascii=False) + "\n"
-                self._rotate(path, len(line.encode()))
+                line = json.dumps(self._waiting[0]) + "\n"  # in ASCII: names may have what moves a terminal's cursor
+                self._rotate(path, len(line))
                 with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE), "a") as file:
                     file.write(line)
                 self._waiting.popleft()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from smq.coordinator.limits import AUDIT_LINES_WAITING_MAX, AUDIT_NAMES_MAX
+from smq.coordinator.limits import AUDIT_LINES_WAITING_MAX, AUDIT_NAMES_MAX, AUDIT_REFUSED_BYTES_PER_MINUTE_MAX
 from smq.coordinator.service.audit import OFF, Audit, Sender
 
 ALICE = Sender(user="alice", address="10.0.0.1", port="kafka", listener="outside")
@@ -46,6 +46,20 @@ def test_files_are_rotated_and_the_oldest_are_gone(tmp_path: Path) -> None:
         assert all(file.stat().st_size <= 1_000 for file in found)
         kept = [line["on"][0] for file in sorted(found, reverse=True) for line in lines(file)]
         assert kept == [str(number) for number in range(40 - len(kept), 40)]
+
+
+def test_a_flood_of_refusals_does_not_push_out_what_was_done(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "a", file_bytes_max=3 * AUDIT_REFUSED_BYTES_PER_MINUTE_MAX, files=1)
+    audit.acted(ALICE, "DeleteTopics", ["first"], {})
+    for number in range(1_000):
+        audit.refused(ALICE, "SaslAuthenticate", f"user {number} \x9b{'x' * 300}")
+        audit.acted(ALICE, "DeleteTopics", [f"{number}" * 100], {"": "X"}, refused=True)
+    audit.acted(ALICE, "DeleteTopics", ["last"], {})
+    audit.close()
+    first, *refused, last = lines(tmp_path / "a")
+    assert (first["on"], last["on"]) == (["first"], ["last"])
+    assert len(refused) + last["lost_before"] == 2_000
+    assert (tmp_path / "a").read_text().isascii()
 
 
 def test_a_disk_that_fails_or_lags_costs_lines_and_no_request(tmp_path: Path) -> None:

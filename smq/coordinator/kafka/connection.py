@@ -310,7 +310,7 @@ class Connection(asyncio.Protocol):
             self.close(f"a request was not complete within {frame_s_max:.0f} s")
         elif not self._is_writable and now - self._unread_since > self._stuck_s_max:
             self.close(f"answers were not read for {self._stuck_s_max} s")
-        elif not self._slots and self._muted is None and now - self._active_at > KAFKA_IDLE_S_MAX:
+        elif not self._slots and now - self._active_at > KAFKA_IDLE_S_MAX:  # muted, too: it may be gone, unnoticed
             self.close(f"idle for {KAFKA_IDLE_S_MAX} s")
         elif self._login is not None and not self._login.is_open and now - self._login_since > LOGIN_S_MAX:
             self.close(f"no user was proven within {LOGIN_S_MAX} s")

@@ -10,7 +10,7 @@ import pytest
 from smq.coordinator.kafka import connection as connection_module
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.codec import Struct
-from smq.coordinator.kafka.connection import Connection, Request
+from smq.coordinator.kafka.connection import Connection, Request, _Slot
 from smq.coordinator.kafka.gateway import Gateway
 from smq.coordinator.kafka.metadata import api_versions
 from smq.coordinator.limits import (
@@ -154,6 +154,14 @@ async def test_an_idle_connection_is_closed_but_not_one_that_waits_for_an_answer
     rig.release.set()
     await settle()
     assert rig.wire.correlation_ids == [7]
+    assert rig.sweep(KAFKA_IDLE_S_MAX + 1)
+
+
+async def test_a_client_that_waits_for_its_quota_is_closed_like_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket is not read, so the node does not hear that it has gone."""
+    rig = Rig(monkeypatch)
+    rig.connection._throttle(_Slot(0), 10 * KAFKA_IDLE_S_MAX)
+    assert not rig.sweep(KAFKA_IDLE_S_MAX - 1)
     assert rig.sweep(KAFKA_IDLE_S_MAX + 1)
 
 

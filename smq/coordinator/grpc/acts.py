@@ -11,7 +11,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from smq.coordinator.grpc.gate import Caller, Context, host_of
-from smq.coordinator.service.audit import Audit, Sender
+from smq.coordinator.service.audit import Audit, Sender, setting
 from smq.raft_state.errors import ErrorCode, SmqError
 
 ACTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -66,7 +66,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, Message):
         return " ".join(f"{field.name}={part}" for field, part in value.ListFields())
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={value[key]}" for key in sorted(value))
+        return ", ".join(setting(key, value[key]) for key in sorted(value))
     if isinstance(value, str | bytes | int | float):
         return str(value)
     return ", ".join(map(_shown, value))

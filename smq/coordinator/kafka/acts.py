@@ -11,6 +11,7 @@ from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.authorization import CODES
 from smq.coordinator.kafka.codec import Struct
 from smq.coordinator.kafka.errors import KafkaError
+from smq.coordinator.service.audit import setting
 
 _LABELS: Final = ("name", "topic", "resource_name", "group_id", "user", "feature", "partition_index", "partition_id")
 _REFUSED: Final = frozenset(CODES.values())
@@ -33,7 +34,7 @@ def _deleted(request: Struct) -> list[str]:
 
 def _configured(request: Struct) -> list[str]:
     return [
-        f"{resource['resource_type']} {resource['resource_name']} {config['name']}={config['value']}"
+        f"{resource['resource_type']} {resource['resource_name']} {setting(config['name'], config['value'])}"
         for resource in request["resources"]
         for config in resource["configs"]
     ]
@@ -71,10 +72,12 @@ ACTS: Final[Mapping[int, Callable[[Struct], list[str]]]] = {
 }
 
 
-def outcome(answer: Struct) -> tuple[dict[str, str], bool]:
-    """What an answer says was not done, by name, and whether a right was lacking."""
-    found = dict(_errors(answer, ""))
-    return {name: code.name for name, code in found.items()}, not _REFUSED.isdisjoint(found.values())
+def outcome(answer: Struct) -> tuple[dict[str, str], bool, bool]:
+    """What an answer says was not done, by name, whether a right was lacking, and whether a part was done."""
+    found = list(_errors(answer, ""))
+    errors = {name: code for name, code in found if code}
+    refused = not _REFUSED.isdisjoint(errors.values())
+    return {name: code.name for name, code in errors.items()}, refused, any(name and not code for name, code in found)
 
 
 def _errors(value: Any, label: str) -> Iterator[tuple[str, KafkaError]]:
@@ -86,7 +89,6 @@ def _errors(value: Any, label: str) -> Iterator[tuple[str, KafkaError]]:
         label = f"{label} {own}".strip()
         for name, item in value.items():
             if name.endswith("error_code") and name != "topic_config_error_code":
-                if item:
-                    yield label, KafkaError(item)
+                yield label, KafkaError(item)
             elif isinstance(item, list):
                 yield from _errors(item, label)

@@ -457,7 +457,7 @@ class Connection(asyncio.Protocol):
             self._is_proving = True
             self._run(self._prove(slot, request, self._login))
             return
-        if request.key in ACTS and request.body is not None:
+        if request.key in ACTS and request.body is not None and not request.body.get("validate_only"):
             slot.act = SERVED[request.key].name
             slot.on = ACTS[request.key](request.body)  # now: later the request has only what its user may do
         if self._quotas.state().quotas:
@@ -671,8 +671,8 @@ class Connection(asyncio.Protocol):
             for complete in slot.completes:
                 body = complete(body)
         if slot.on is not None and body is not None:
-            errors, refused = outcome(body)
-            self._gateway.audit.acted(self._sender, slot.act, slot.on, errors, refused=refused)
+            errors, refused, in_part = outcome(body)
+            self._gateway.audit.acted(self._sender, slot.act, slot.on, errors, refused=refused, in_part=in_part)
         slot.parts = encode_response(request, body) if body is not None else None
         slot.is_done = True
         grown, slot.size = -slot.size, sum(map(len, slot.parts or ()))

@@ -25,6 +25,8 @@ from smq.coordinator.limits import (
     AUDIT_REFUSED_BYTES_PER_MINUTE_MAX,
     AUDIT_TEXT_CHARS_MAX,
 )
+from smq.raft_state.cluster_config import CLUSTER_CONFIG
+from smq.raft_state.topic_config import TOPIC_CONFIG
 
 log = structlog.get_logger(__name__)
 
@@ -67,15 +69,21 @@ class Audit:
         self._thread.shutdown()
 
     def acted(
-        self, sender: Sender, act: str, on: Sequence[str], errors: Mapping[str, str] | None, *, refused: bool = False
+        self,
+        sender: Sender,
+        act: str,
+        on: Sequence[str],
+        errors: Mapping[str, str] | None,
+        *,
+        refused: bool = False,
+        in_part: bool = False,
     ) -> None:
         """An administrative request, done or not. `errors`: what was not done of it, by name; None: its client
-        left before there was an answer."""
+        left before there was an answer. `in_part`: a part of one that was refused was done."""
         result = "unknown" if errors is None else _REFUSED if refused else "failed" if errors else "done"
         errors = errors or {}
-        self._note(
-            sender, act, result, on=_cut(on), errors=dict(zip(_cut(list(errors)), errors.values(), strict=False))
-        )
+        named = dict(zip(_cut(list(errors)), errors.values(), strict=False))
+        self._note(sender, act, result, may_be_lost=refused and not in_part, on=_cut(on), errors=named)
 
     def refused(self, sender: Sender, act: str, why: str) -> None:
         """Any other request, for lack of a right or a login. One that is repeated without end is named once a
@@ -86,12 +94,12 @@ class Audit:
         if len(self._refused) >= AUDIT_REFUSALS_MAX:
             self._refused.clear()
         self._refused[key] = now + _MINUTE_S
-        self._note(sender, act, _REFUSED, why=why[:AUDIT_TEXT_CHARS_MAX])
+        self._note(sender, act, _REFUSED, may_be_lost=True, why=why[:AUDIT_TEXT_CHARS_MAX])
 
-    def _note(self, sender: Sender, act: str, result: str, **fields: Any) -> None:
+    def _note(self, sender: Sender, act: str, result: str, *, may_be_lost: bool, **fields: Any) -> None:
         if self._path is None:
             return
-        if len(self._waiting) >= AUDIT_LINES_WAITING_MAX or (result == _REFUSED and not self._has_room_for_refusals()):
+        if len(self._waiting) >= AUDIT_LINES_WAITING_MAX or (may_be_lost and not self._has_room_for_refusals()):
             self._lost += 1
             return
         line: dict[str, Any] = {
@@ -106,7 +114,7 @@ class Audit:
         if self._lost:
             line["lost_before"], self._lost = self._lost, 0
         line |= {name: value for name, value in fields.items() if value}
-        if result == _REFUSED:
+        if may_be_lost:
             self._refused_bytes += len(json.dumps(line))
         self._waiting.append(line)
         if len(self._waiting) == 1:
@@ -147,6 +155,12 @@ class Audit:
 
 def _numbered(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def setting(name: str, value: object) -> str:
+    """A setting that a request changes. Only of those that there are the value is shown: what else a client sends, such
+    as Kafka's ssl.keystore.password, may be secret."""
+    return f"{name}={value}" if name in TOPIC_CONFIG or name in CLUSTER_CONFIG else name
 
 
 def _cut(names: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from smq.clients import scram
 from smq.clients.scram import BY_NAME
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import ListenerConfig, ServerConfig, write_config
+from smq.coordinator.kafka.acts import outcome
 from smq.coordinator.kafka.api_keys import ApiKey
 from smq.coordinator.kafka.errors import KafkaError
 from smq.coordinator.kafka.handlers import HANDLERS
@@ -403,6 +404,10 @@ def test_acts_and_refusals_are_in_the_audit_log_without_secrets(tmp_path: Path) 
         raw.fetch("t", 0)
         open_ = port.connect("")
         open_.create_topic("mine", num_partitions=1, replication_factor=1)
+        open_.call(ApiKey.CREATE_TOPICS, 7, **(create("dry") | {"validate_only": True}))
+        configs = [("retention.ms", "1000"), ("ssl.keystore.password", "key-password")]
+        broker = {"resource_type": 4, "resource_name": "", "configs": [{"name": n, "value": v} for n, v in configs]}
+        open_.call(ApiKey.ALTER_CONFIGS, 2, resources=[broker])
         open_.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, deletions=[], upsertions=[credential])
 
     with_port(tmp_path, scenario, super_users=())
@@ -415,13 +420,21 @@ def test_acts_and_refusals_are_in_the_audit_log_without_secrets(tmp_path: Path) 
         ("alice", "outside", "AlterUserScramCredentials", "refused"),
         ("alice", "outside", "Fetch", "refused"),
         ("", "", "CreateTopics", "failed"),
+        ("", "", "AlterConfigs", "failed"),
         ("", "", "AlterUserScramCredentials", "done"),
     ]
     assert found[1]["on"] == ["mine", "other"]
     assert found[1]["errors"] == {"other": "TOPIC_AUTHORIZATION_FAILED"}
     assert found[5]["errors"] == {"mine": "TOPIC_ALREADY_EXISTS"}
-    assert found[6]["on"] == ["upsertions eve"]
-    assert not [secret for secret in ("pencil", "wrong password", "salted-password", salted.hex()) if secret in text]
+    assert found[6]["on"] == ["4  retention.ms=1000", "4  ssl.keystore.password"]
+    assert found[7]["on"] == ["upsertions eve"]
+    rows = [{"name": "mine", "error_code": 0}, {"name": "other", "error_code": KafkaError.TOPIC_AUTHORIZATION_FAILED}]
+    assert outcome({"topics": rows}) == (found[1]["errors"], True, True)  # the line of what was done may not be lost
+    assert not [
+        secret
+        for secret in ("pencil", "wrong password", "key-password", "salted-password", salted.hex())
+        if secret in text
+    ]
 
 
 def test_an_act_whose_client_goes_away_is_in_the_audit_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,11 +54,12 @@ def test_a_flood_of_refusals_does_not_push_out_what_was_done(tmp_path: Path) -> 
     for number in range(1_000):
         audit.refused(ALICE, "SaslAuthenticate", f"user {number} \x9b{'x' * 300}")
         audit.acted(ALICE, "DeleteTopics", [f"{number}" * 100], {"": "X"}, refused=True)
-    audit.acted(ALICE, "DeleteTopics", ["last"], {})
+    for name in ("done in part", "last"):
+        audit.acted(ALICE, "DeleteTopics", [name], {"hidden": "X"}, refused=name != "last", in_part=True)
     audit.close()
-    first, *refused, last = lines(tmp_path / "a")
-    assert (first["on"], last["on"]) == (["first"], ["last"])
-    assert len(refused) + last["lost_before"] == 2_000
+    first, *refused, part, last = lines(tmp_path / "a")
+    assert (first["on"], part["on"], last["on"]) == (["first"], ["done in part"], ["last"])
+    assert len(refused) + part["lost_before"] == 2_000
     assert (tmp_path / "a").read_text().isascii()
 
 

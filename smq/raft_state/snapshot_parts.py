@@ -69,7 +69,7 @@ def read_fields(reader: Reader, record: Record) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- topics, partitions
 _CONFIG_PAIR: Final = Group((TEXT, TEXT))
 # ..., number of replicas, of incomplete ones, of marks, of segments, length of the history
-_PARTITION: Final = struct.Struct(">iqiqqqqqqqBBBII")
+_PARTITION: Final = struct.Struct(">iqiqqqqq?qqBBBII")
 _EPOCH: Final = struct.Struct(">iq")
 _MARK: Final = struct.Struct(">qq")
 _SEGMENT: Final = struct.Struct(f">q{SEGMENT_DIGEST_BYTES}sq?")
@@ -104,6 +104,7 @@ def write_partition(out: bytearray, p: PartitionState) -> None:
         p.log_start,
         p.ts_ns,
         p.producers_start,
+        p.is_opening,
         p.compacted_end,
         p.compactions,
         len(p.replicas),
@@ -129,7 +130,7 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
     """Inverse of `write_partition`."""
     row = reader.unpack(_PARTITION)
     leader, incarnation, epoch, next_offset, hwm, log_start, ts_ns, producers_start, *more = row
-    compacted_end, compactions, replicas, incomplete, marks, segments, epochs = more
+    is_opening, compacted_end, compactions, replicas, incomplete, marks, segments, epochs = more
     return PartitionState(
         topic_id=topic_id,
         index=index,
@@ -141,6 +142,7 @@ def read_partition(reader: Reader, topic_id: TopicId, index: PartitionIndex) -> 
         log_start=log_start,
         ts_ns=ts_ns,
         producers_start=producers_start,
+        is_opening=is_opening,
         compacted_end=compacted_end,
         compactions=compactions,
         replicas=struct.unpack(f">{replicas}i", reader.take(4 * replicas)),

@@ -134,7 +134,8 @@ class Segment(NamedTuple):
 class PartitionState:
     """`history` ascends in epoch, its last entry is the current epoch. It lacks epochs without records, but for the
     oldest known and the current one, so starts ascend, and only the first two may be equal. Batches that end at or
-    below `producers_start` no longer make their producers known.
+    below `producers_start` no longer make their producers known. `is_opening`: a mirror no longer writes, but its
+    leader may not know it yet, so producers write from the next epoch on.
 
     A partition of external storage has no records here: no replicas, no leader, always epoch 0 (rule 19)."""
 
@@ -151,6 +152,7 @@ class PartitionState:
     ts_ns: TsNs  # of the last record below the hwm; 0 before the first
     producers_start: Offset = _NO_OFFSET
     producer_marks: list[ProducerMark] = field(default_factory=list)  # oldest first: where it moves when they expire
+    is_opening: bool = False
     incomplete: frozenset[NodeId] = _NO_NODES  # replicas whose logs may lack what they acknowledged (rule 22)
     segments: list[Segment] = field(default_factory=list)  # what has been compacted, up to `compacted_end`
     compacted_end: Offset = _NO_OFFSET

@@ -57,6 +57,11 @@ def elect_leader(state: ClusterState, command: ElectLeader) -> Applied:
     partition.incomplete -= {command.candidate}
     _begin_epoch(partition.history, EpochStart(partition.epoch, command.end))
     partition.next_offset = command.end
+    if partition.is_opening and command.end == partition.hwm:
+        # Whatever a mirror has written is below. The ids of the other cluster's producers mean others here.
+        partition.producers_start = partition.hwm
+        partition.producer_marks.clear()
+        partition.is_opening = False
     check_offsets(partition)
     return Applied(reply=LeaderElected(epoch=partition.epoch, start=command.end), touched=(command.partition,))
 

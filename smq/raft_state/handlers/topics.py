@@ -85,9 +85,7 @@ def alter_topic_config(state: ClusterState, command: AlterTopicConfig) -> Applie
     if not was_mirrored or is_mirrored(config):
         return Applied(reply=Done())
     for partition in topic.partitions:
-        # The ids of another cluster's producers mean others here, which begin with sequence 0.
-        partition.producers_start = partition.hwm
-        partition.producer_marks.clear()
+        partition.is_opening = True
     return Applied(reply=Done(), touched=tuple(partition.pid for partition in topic.partitions))
 
 

@@ -43,6 +43,7 @@ from smq.raft_state.limits import (
 from smq.raft_state.refusal import Refused, fenced, find_partition, find_transaction, quoted
 from smq.raft_state.replies import Applied, Done, ProducerIdAllocated, Rejected, Results
 from smq.raft_state.state import ClusterState, TransactionOutcome, TransactionPhase, TransactionState
+from smq.raft_state.topic_config import is_mirrored
 
 _NO_EPOCH = ProducerEpoch(-1)
 _EPOCH_LAST = PRODUCER_EPOCH_RETIRED - 1  # given to a producer; an abort may still go beyond it, to fence
@@ -182,8 +183,12 @@ def add_to_transaction(state: ClusterState, command: AddToTransaction) -> Applie
 
 def _check_partitions(state: ClusterState, transaction: TransactionState, new: Collection[PartitionId]) -> None:
     for pid in new:
-        if find_partition(state, pid).is_external:
+        partition = find_partition(state, pid)
+        if partition.is_external:
             raise Refused(ErrorCode.WRONG_STORAGE, "a transaction has no part in a topic of storage=external")
+        if is_mirrored(state.topics[state.topic_names[partition.topic_id]].config):
+            # The end of a transaction of the same id there must not come from here.
+            raise Refused(ErrorCode.WRONG_WRITER, "a transaction has no part in a copy of another cluster's topic")
     if len(transaction.partitions) + len(new) > TRANSACTION_PARTITIONS_MAX:
         raise Refused(ErrorCode.LIMIT_EXCEEDED, f"a transaction has at most {TRANSACTION_PARTITIONS_MAX} partitions")
 

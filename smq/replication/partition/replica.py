@@ -217,6 +217,7 @@ class Replica:
         if self.leading is not None:
             self._recount()
             self._hand_over.drive()
+            self._open()
         if self.part.producers_start <= self.log.producers_start:
             return work
         return work + self.log.forget_producers(self.part.producers_start) // PRODUCERS_PER_WORK
@@ -310,6 +311,8 @@ class Replica:
         if self._hand_over.is_under_way:
             if self._hand_over.park(request, prepared):
                 return
+            raise handed_over()
+        if self.part.is_opening and not request.is_mirrored:
             raise handed_over()
         self._check_has_space()
         header, log, acks = validated(prepared), self.log, request.acks
@@ -443,6 +446,7 @@ class Replica:
         for stream in self.streams.values():
             stream.on_tick(now_ns)
         self._recount()
+        self._open()
         if self._commit > self.part.hwm:
             self._note(self._outputs.committed, self.pid)  # what told Raft and the followers may be lost
         hang = self._shared.hang
@@ -454,6 +458,12 @@ class Replica:
     def transfer(self, target: NodeId) -> bool:
         """Begins a planned handover (rule 26). False if this node does not lead or the target lags too much."""
         return self._hand_over.begin(target)
+
+    def _open(self) -> None:
+        """A topic was a mirror's: the next epoch begins above all that the mirror wrote, once Raft knows of it."""
+        is_due = self.part.is_opening and self.leading == self.part.epoch and self.part.hwm == self.log.appended_end
+        if is_due and not self.is_handing_over:
+            self._hand_over.renew()
 
     @property
     def is_handing_over(self) -> bool:

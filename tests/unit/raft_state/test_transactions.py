@@ -13,6 +13,7 @@ from smq.raft_state.invariants import InvariantBroken, check_steps
 from smq.raft_state.machine import Machine
 from smq.raft_state.replies import Done, ProducerIdAllocated, Rejected, Results
 from smq.raft_state.state import TransactionOutcome, TransactionPhase, TransactionState
+from smq.raft_state.topic_config import MIRRORED
 from tests.unit.raft_state.support import (
     Driver,
     add,
@@ -378,11 +379,13 @@ def test_a_late_start_of_a_forgotten_id_is_refused(fresh: Driver) -> None:
 
 
 # --------------------------------------------------------------------------------------------- wrong requests
-def test_unknown_and_external_partitions_are_refused_whole(fresh: Driver) -> None:
+def test_unknown_external_and_mirrored_partitions_are_refused_whole(fresh: Driver) -> None:
     fresh.ok(external_topic(4))
+    fresh.ok(replace(topic(5, replicas=1), config=((MIRRORED, "true"),)))
     started(fresh)
     fresh.refused(add("t", 0, 0, pid(1), pid(9)), ErrorCode.UNKNOWN_PARTITION)
     fresh.refused(add("t", 0, 0, pid(1), pid(4)), ErrorCode.WRONG_STORAGE)
+    fresh.refused(add("t", 0, 0, pid(1), pid(5)), ErrorCode.WRONG_WRITER)
     fresh.refused(add("t", 0, 0, pid(1), groups=("",)), ErrorCode.INVALID_REQUEST)
     assert of(fresh).phase is TransactionPhase.EMPTY
 

@@ -39,6 +39,8 @@ def _show_partition(state: ClusterState, p: PartitionState) -> str:
         f"{_show_pid(state, p.pid)} leader {p.leader} (incarnation {p.leader_incarnation}) of {list(p.replicas)},"
         f" epoch {p.epoch} [{history}], log_start {p.log_start}, hwm {p.hwm}, next {p.next_offset}, ts {p.ts_ns}"
         f"{f', incomplete {sorted(p.incomplete)}' if p.incomplete else ''}"
+        f"{', opening' if p.is_opening else ''}"
+        f"{f', producers above {p.producers_start}' if p.producers_start > p.log_start else ''}"
         f"{_show_segments(p) if p.segments else ''}"
     )
 

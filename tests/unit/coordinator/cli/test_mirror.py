@@ -22,7 +22,7 @@ from smq.coordinator.config.addresses import format_address
 from smq.coordinator.user_errors import ConfigError, UserError
 from smq.records import NewRecord, encode_batch
 from smq.testing.served import Served, publish_request, served_node
-from tests.unit.coordinator.grpc.test_mirror import at, records
+from tests.unit.coordinator.grpc.test_mirror import at, opened, records
 
 ANY_PORT = ("127.0.0.1", 0)
 
@@ -133,7 +133,7 @@ async def test_a_topic_that_the_source_deletes_stops_and_its_copy_stays(pair: Pa
 async def test_a_topic_with_producers_of_its_own_is_left_alone(pair: Pair) -> None:
     async with Admin(address(pair.here)) as admin:
         assert (await admin.describe_topic("t")).config == {"max.message.bytes": "2000000", "mirrored": "true"}
-        await admin.alter_topic("t", set={"mirrored": "false"})
+    await opened(pair.here)
     await pair.here.publish(publish_request([b"own"]))
     (problem,) = (await pair.mirror()).problems
     assert "exists here and has producers of its own" in problem
@@ -169,8 +169,8 @@ async def test_a_record_that_differs_is_found(pair: Pair) -> None:
 
 async def test_what_arrived_here_flows_back_unless_it_cannot_have_its_offset(pair: Pair) -> None:
     settings = pair.settings
-    async with Admin(address(pair.here)) as admin, source_producer(settings) as producer:
-        await admin.alter_topic("t", set={"mirrored": "false"})
+    async with source_producer(settings) as producer:
+        await opened(pair.here)
         await pair.here.fill([3, 2])
         async with pair.sides() as (there, here):
             assert await give_back(there, here, producer, ("t", 0)) == 5

@@ -411,6 +411,29 @@ def _described_groups(asked: str) -> Rule:
     return rule
 
 
+def _described_consumers(access: Access, version: int, request: Struct) -> Complete:
+    """A group with a topic that the user may not see has an error instead of its members, as in Kafka."""
+    complete = _described_groups("group_ids")(access, version, request)
+    assert complete is not None, "its operations are always completed"
+
+    def shown(answer: Struct) -> Struct:
+        code = KafkaError.TOPIC_AUTHORIZATION_FAILED
+        hidden = {"members": [], "error_code": code, "error_message": _MESSAGE}
+        groups = [group if _sees_members(access, group) else group | hidden for group in answer["groups"]]
+        return answer | {"groups": groups}
+
+    return _then(shown, complete)
+
+
+def _sees_members(access: Access, group: Struct) -> bool:
+    for member in group["members"]:
+        parts = [*member["assignment"]["topic_partitions"], *member["target_assignment"]["topic_partitions"]]
+        names = {*member["subscribed_topic_names"], *(part["topic_name"] for part in parts)} - {""}
+        if not all(access.may(Operation.DESCRIBE, Resource.TOPIC, name) for name in names):
+            return False
+    return True
+
+
 def _consumer_heartbeat(access: Access, _version: int, request: Struct) -> None:
     """The topics that it names must be the user's to see. A pattern finds only those."""
 
@@ -689,7 +712,7 @@ RULES: Final[Mapping[int, Rule]] = {
         lambda access, row: access.may(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, row["transactional_id"]),
     ),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _in_order(_MEMBER, _consumer_heartbeat),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: _described_groups("group_ids"),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: _described_consumers,
     ApiKey.LIST_CONFIG_RESOURCES: _cluster(Operation.DESCRIBE_CONFIGS),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions,
 }

@@ -228,6 +228,20 @@ def test_lists_of_everything_leave_out_what_the_user_may_not_see() -> None:
         assert [row.get("name") or row.get("group_id") or row.get("transactional_id") for row in shown] == ["open"]
 
 
+@pytest.mark.parametrize("hidden", ["subscribed", "assignment", "target_assignment", ""])
+def test_a_consumer_group_with_a_hidden_topic_does_not_show_its_members(hidden: str) -> None:
+    access = access_of((Operation.DESCRIBE, Resource.GROUP, "g"), (Operation.READ, Resource.TOPIC, "open"))
+    member: Struct = {"subscribed_topic_names": ["secret" if hidden == "subscribed" else "open"]}
+    for name in ("assignment", "target_assignment"):
+        member[name] = {"topic_partitions": [{"topic_name": "secret" if hidden == name else "open"}]}
+    group = {"group_id": "g", "error_code": 0, "members": [member], "authorized_operations": 0}
+    complete = check(access, ApiKey.CONSUMER_GROUP_DESCRIBE, 0, {"group_ids": ["g"]})
+    assert complete is not None
+    (shown,) = complete({"groups": [group]})["groups"]
+    code = KafkaError.TOPIC_AUTHORIZATION_FAILED if hidden else KafkaError.NONE
+    assert (shown["error_code"], shown["members"]) == (code, [] if hidden else [member])
+
+
 def test_a_named_topic_of_a_groups_offsets_has_an_error() -> None:
     access = access_of((Operation.READ, Resource.GROUP, "secret"))
     request = asked(ApiKey.OFFSET_FETCH, 7)

@@ -163,6 +163,7 @@ LOGIN_S_MAX: Final = 30  # from the connection to the user: a few round trips an
 SASL_REQUEST_BYTES_MAX: Final = 16 << 10  # of a client without a user; its largest is a token with headers
 SASL_TOKEN_BYTES_MAX: Final = 8 << 10  # a name, a nonce and a proof have a tenth of it
 LOGIN_FAILED_DELAY_S: Final = 0.1  # before a refusal, as in Kafka: a connection guesses ten times a second
+LOGIN_WARNINGS_PER_S_MAX: Final = 10  # in the log: strangers could fail a thousand times as often
 LOGIN_FAILED_LINGER_S: Final = 1.0  # for the client to take the refusal, and to end TLS
 JWKS_BYTES_MAX: Final = 1 << 20  # a hundred times what issuers publish
 JWKS_KEYS_MAX: Final = 256  # issuers publish two to ten

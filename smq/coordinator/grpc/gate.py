@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import grpc
-import structlog
 
 from smq.clients import scram
 from smq.coordinator.config.certificate_users import CertificateUsers, NoUser
@@ -24,11 +23,9 @@ from smq.coordinator.limits import LOGIN_TOKEN_MS, USERS_CHECK_S
 from smq.coordinator.service.audit import OFF, Audit
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.sessions import Session, Sessions
-from smq.coordinator.service.users import Identity, Users
+from smq.coordinator.service.users import FAILED_LOGINS, Identity, Users
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
-
-log = structlog.get_logger(__name__)
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -209,7 +206,7 @@ def _user_of(rules: CertificateUsers, context: Context) -> str:
     try:
         return rules.user_of(ssl.PEM_cert_to_DER_cert(shown[0].decode()))
     except (NoUser, ValueError) as e:
-        log.warning("login_failed", purpose="gRPC", address=host_of(context.peer()), reason=str(e))
+        FAILED_LOGINS.warn("login_failed", purpose="gRPC", address=host_of(context.peer()), reason=str(e))
         raise SmqError(ErrorCode.AUTHENTICATION_FAILED, "the certificate names no user of this cluster") from None
 
 

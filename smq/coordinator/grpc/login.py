@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import AsyncIterable
 from typing import Final
 
-import structlog
-
 from smq.clients import scram
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.pb import smq_pb2_grpc
@@ -19,11 +17,9 @@ from smq.coordinator.grpc.service import Context, Service, guarded
 from smq.coordinator.limits import LOGIN_FAILED_DELAY_S, LOGIN_S_MAX, LOGINS_PER_CONNECTION_MAX, SASL_TOKEN_BYTES_MAX
 from smq.coordinator.service.audience import Audience
 from smq.coordinator.service.scram_exchange import LoginFailed, ScramExchange
-from smq.coordinator.service.users import Users
+from smq.coordinator.service.users import FAILED_LOGINS, Users
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.replication.api import NodeApi
-
-log = structlog.get_logger(__name__)
 
 _FAILED: Final = "the login has failed: the user or the password is wrong"
 
@@ -51,7 +47,7 @@ class LoginService(Service, smq_pb2_grpc.UsersServicer):
         except TimeoutError:
             raise SmqError(ErrorCode.AUTHENTICATION_FAILED, f"no user was proven within {LOGIN_S_MAX} s") from None
         except LoginFailed as e:
-            log.warning("login_failed", purpose="gRPC", address=host_of(context.peer()), reason=str(e))
+            FAILED_LOGINS.warn("login_failed", purpose="gRPC", address=host_of(context.peer()), reason=str(e))
             await asyncio.sleep(LOGIN_FAILED_DELAY_S)
             raise SmqError(ErrorCode.AUTHENTICATION_FAILED, _FAILED) from None
 

@@ -11,18 +11,15 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-import structlog
 from aiohttp import web
 
 from smq.coordinator.limits import LOGIN_FAILED_DELAY_S, LOGIN_TOKEN_MS, SASL_TOKEN_BYTES_MAX, USERS_CHECK_S
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.sessions import Sessions
-from smq.coordinator.service.users import Users
+from smq.coordinator.service.users import FAILED_LOGINS, Users
 from smq.raft_state.errors import SmqError
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
 from smq.replication.net.listening import plain_host
-
-log = structlog.get_logger(__name__)
 
 COOKIE: Final = "__Host-smq"  # browsers take this prefix over TLS alone, and for this host alone
 USER: Final = web.RequestKey("user", str)  # the one that a request is of
@@ -89,7 +86,8 @@ class People:
         except SmqError as e:
             raise web.HTTPServiceUnavailable(text=f"{e}\n") from e
         if identity is None:
-            log.warning("login_failed", purpose="HTTP", address=request.remote, user=name[:80])
+            reason = f"there is no such user, or the password is wrong: {name[:80]!r}"
+            FAILED_LOGINS.warn("login_failed", purpose="HTTP", address=request.remote, reason=reason)
             await asyncio.sleep(LOGIN_FAILED_DELAY_S)
             raise _refusal("the user or the password is wrong\n")
         self._sessions.drop_ended()

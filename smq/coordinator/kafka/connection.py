@@ -52,6 +52,7 @@ from smq.coordinator.limits import (
 )
 from smq.coordinator.service.audit import Sender
 from smq.coordinator.service.quotas import ANONYMOUS, WINDOW_S, Allowance
+from smq.coordinator.service.users import FAILED_LOGINS
 from smq.raft_state.handlers.quotas import Key
 from smq.replication.monitoring.measures import LATER_MAX
 from smq.replication.net.listening import plain_host
@@ -252,7 +253,7 @@ class Connection(asyncio.Protocol):
             try:
                 user = self._certificate_users.user_of(certificate_of(self._transport))
             except NoUser as e:
-                log.warning("kafka_login_failed", peer=self._peer, reason=str(e))
+                FAILED_LOGINS.warn("login_failed", purpose="Kafka", address=self._peer, reason=str(e))
                 self._gateway.audit.refused(self._sender, "Connect", str(e))
                 self.close()
                 self._transport = None  # nothing is served any more, whatever has arrived
@@ -605,7 +606,7 @@ class Connection(asyncio.Protocol):
             else:
                 body = await answer(self._gateway, request)
             if reason := login.take_failure():
-                log.warning("kafka_login_failed", peer=self._peer, reason=reason)
+                FAILED_LOGINS.warn("login_failed", purpose="Kafka", address=self._peer, reason=reason)
                 self._note_refusal(request, reason)
                 await asyncio.sleep(LOGIN_FAILED_DELAY_S)
             self._is_proving = login.has_failed  # then nothing more is taken

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from smq.clients import scram
-from smq.coordinator.limits import PASSWORD_CHECKS_WAITING_MAX, TIMEOUT_MS_DEFAULT
+from smq.coordinator.limits import LOGIN_WARNINGS_PER_S_MAX, PASSWORD_CHECKS_WAITING_MAX, TIMEOUT_MS_DEFAULT
 from smq.coordinator.service.calls import NodeCalls
 from smq.raft_state.command_codec import decode_command, encode_command
 from smq.raft_state.commands import AlterUser, ScramCredential
@@ -29,10 +29,12 @@ from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.ids import RequestId
 from smq.raft_state.limits import COMMAND_BYTES_MAX, DECOY_SECRET_BYTES, REQUEST_ID_BYTES
 from smq.raft_state.state import ClusterState, UserState
+from smq.replication.net.rare_warnings import RareWarnings
 from smq.replication.storage.directory import FILE_MODE, USER_FILE
 
 log = structlog.get_logger(__name__)
 
+FAILED_LOGINS: Final = RareWarnings(LOGIN_WARNINGS_PER_S_MAX)  # at all ports of the process
 _RETRY_S: Final = 1.0  # until a majority of the nodes runs
 ANY: Final = 0  # mechanism: a user's strongest
 _FRACTION_BITS: Final = 32

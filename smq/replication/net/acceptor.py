@@ -17,12 +17,12 @@ from typing import Final
 import structlog
 
 from smq.replication.net.listening import plain_host
+from smq.replication.net.rare_warnings import RareWarnings
 
 log = structlog.get_logger(__name__)
 
 _ACCEPTS_PER_WAKE: Final = 64  # then the loop's other work gets its turn
 _PAUSE_S: Final = 0.1  # after the system ran out of descriptors or memory: it may have some soon
-_LOG_INTERVAL_S: Final = 1.0  # further refusals within this time are counted and reported with the next one
 # Errors of accept(2) that mean an exhausted system; any other error ends one connection. Neither ends the listener.
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -100,8 +100,7 @@ class Acceptor:
         self._opening: dict[asyncio.Task[None], _Opening] = {}  # oldest first
         self._pause: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._logged_s = -_LOG_INTERVAL_S
-        self._unlogged = 0
+        self._warnings = RareWarnings(1)
         self.open = 0
         self.counts = AcceptCounts()
 
@@ -221,10 +220,4 @@ class Acceptor:
             task.cancel()
 
     def _warn(self, event: str, address: str, reason: str) -> None:
-        """Logs at most once per second: strangers must not fill the log."""
-        now = self._loop.time()
-        if now - self._logged_s < _LOG_INTERVAL_S:
-            self._unlogged += 1
-            return
-        log.warning(event, purpose=self._purpose, address=address, reason=reason, not_logged=self._unlogged)
-        self._logged_s, self._unlogged = now, 0
+        self._warnings.warn(event, purpose=self._purpose, address=address, reason=reason)

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from smq.clients import Admin
 from smq.clients.login import Login, Token, read_password
@@ -278,6 +279,20 @@ async def test_a_login_that_fails_does_not_say_why(tmp_path: Path, user: str, pa
             "AUTHENTICATION_FAILED",
             "the login has failed: the user or the password is wrong",
         )
+
+
+async def test_logins_that_fail_do_not_fill_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smq.coordinator.grpc.login.LOGINS_PER_CONNECTION_MAX", 100)  # a stranger has connections
+
+    async def failed() -> None:
+        call = port.stub("Users").Login(None)
+        await call.write(pb.LoginRequest(mechanism="SCRAM-SHA-256", message=b"n,,n=alice"))
+        assert (await fails(call.read())).name == "AUTHENTICATION_FAILED"
+
+    async with users_port(tmp_path) as port:
+        with capture_logs() as logged:
+            await asyncio.gather(*(failed() for _ in range(100)))
+        assert 0 < sum(entry["event"] == "login_failed" for entry in logged) < 100  # ten a second
 
 
 async def test_an_unknown_user_is_refused_as_slowly_as_a_known_one(tmp_path: Path) -> None:

@@ -294,9 +294,11 @@ class _Arriving:
 
     def _compare(self, part: PartitionState, error: SmqError) -> None:
         """There is something at the offset of a mirrored batch. Once it is committed, it counts as this batch if it has
-        its bytes. Where compaction has been, records may be missing, and nothing is left to compare."""
+        its bytes. Where compaction has been, records may be missing, and nothing is left to compare: but all that the
+        batch holds must be there."""
         node, request = self._node, self._request
-        base = parse_header(request.batch).base_offset
+        header = parse_header(request.batch)
+        base = header.base_offset
 
         def on_fetched(result: Fetched | SmqError) -> None:
             if isinstance(result, SmqError):
@@ -305,8 +307,8 @@ class _Arriving:
             found = result.batches[0] if result.batches else None
             if found is None:
                 self.fail(SmqError(ErrorCode.TIMED_OUT, f"what is at offset {base} has not been committed in time"))
-            elif base < part.compacted_end or is_same_batch(found.data, memoryview(request.batch)):
-                epoch, last = Epoch(parse_header(found.data).epoch), Offset(parse_header(request.batch).last_offset)
+            elif header.end <= part.compacted_end or is_same_batch(found.data, memoryview(request.batch)):
+                epoch, last = Epoch(parse_header(found.data).epoch), Offset(header.last_offset)
                 result_of_first = Produced(Offset(base), last, found.ts_ns, epoch, True)
                 node.host.measures.produced.add(1, "duplicate")
                 node.host.deliver(partial(request.done, result_of_first))

@@ -29,6 +29,9 @@ LOOK_S: Final = 10.0  # between two looks at the source's topics, and at groups
 COMPARED_OFFSETS: Final = 1_000  # before a copy goes on: two logs that differ seldom agree there
 PAUSE_S: Final = 1.0  # after an error of a node
 WAIT_MS: Final = 500  # how long the source may wait for records
+# Compaction may leave no batch up to the end, and nothing says so. A source that cannot read its records now, on tiered
+# storage or while it repairs them, answers the same.
+EMPTY_S: Final = 30.0
 KAFKA_GROUP: Final = "kafka-cg-"  # before the name of a group of Kafka clients
 _SILENT: Final = (KafkaError, OSError, TimeoutError)  # a source that does not answer: it may come back in an hour
 
@@ -43,7 +46,7 @@ class Copy:
     position: int | None = None  # of the next fetch; None: this cluster is asked
     end: int = 0  # a majority here has everything below
     hwm: int | None = None  # the source's, as it last said
-    empty_looks: int = 0  # answers without anything, although there is more
+    empty_since: float | None = None  # answers have brought nothing, although there is more
     records: int = 0
     bytes: int = 0
     newest_ms: int = -1  # create time of the last record that was copied
@@ -259,7 +262,7 @@ class Mirror:
                 f"the source has other records at offsets {', '.join(map(str, compared.shown))}: they are not one log;"
                 " nothing here was changed"
             )
-        copy.position = here.next_offset
+        copy.position, copy.empty_since = here.next_offset, None
 
     async def _take(self, copy: Copy, piece: Piece, *, is_last: bool) -> None:
         assert copy.position is not None
@@ -297,12 +300,13 @@ class Mirror:
             copy.records += header.count
             copy.bytes += len(batch)
             copy.newest_ms = max(copy.newest_ms, header.max_timestamp)
-        if not batches and at < piece.hwm and is_last:
-            copy.empty_looks += 1
-            if copy.empty_looks > 1:  # compaction has left nothing up to the end
+        if not batches and at < piece.hwm and is_last and copy.is_compacted:
+            copy.empty_since = copy.empty_since or time.monotonic()
+            if time.monotonic() - copy.empty_since > EMPTY_S:
+                self._say(f"{copy.name}: compaction has left nothing from offset {at} to {piece.hwm - 1} at the source")
                 batches, at = gap(at, piece.hwm), piece.hwm
         if batches:
-            copy.empty_looks = 0
+            copy.empty_since = None
             copy.position = at
             copy.pushing = asyncio.create_task(self._push(copy, batches, at))
 

@@ -12,9 +12,10 @@ from smq.clients import Admin
 from smq.clients.cluster import ClusterClient
 from smq.clients.pb import smq_pb2 as pb
 from smq.clients.types import CommittedOffset
+from smq.coordinator.cli.mirror import copying
 from smq.coordinator.cli.mirror.comparing import Compared, compare
 from smq.coordinator.cli.mirror.copying import Mirror
-from smq.coordinator.cli.mirror.kafka_side import KafkaSide
+from smq.coordinator.cli.mirror.kafka_side import KafkaSide, Piece, Place
 from smq.coordinator.cli.mirror.returning import end_transactions, give_back, source_producer
 from smq.coordinator.cli.mirror.settings import KafkaSettings, MirrorSettings, load
 from smq.coordinator.cli.mirror.target import Target
@@ -158,6 +159,34 @@ async def test_two_mirrors_at_once_make_one_copy(pair: Pair) -> None:
     assert [m.problems for m in made] == [[], []]
     compared = await pair.compare()
     assert (compared.records, compared.is_copy, compared.equal_ranges) == (130, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "silent_looks", "patience_s", "records"),
+    [("delete", 4, 0.0, 22), ("compact", 4, 60.0, 22), ("compact", 1_000, 0.0, 10)],
+)
+async def test_only_compaction_leaves_nothing_up_to_the_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, policy: str, silent_looks: int, patience_s: float, records: int
+) -> None:
+    """The source's answers are empty for a while: it cannot read its records, or has none."""
+    await pair.there.fill([3] * 4)
+    async with Admin(address(pair.there)) as admin:
+        await admin.alter_topic("t", set={"cleanup.policy": policy})
+    fetch, looks = KafkaSide.fetch, 0
+
+    async def silent(
+        self: KafkaSide, node: int, offsets: list[tuple[Place, int]], wait_ms: int, *more: int
+    ) -> list[Piece]:
+        nonlocal looks
+        pieces = await fetch(self, node, offsets, wait_ms, *more)
+        looks += wait_ms == copying.WAIT_MS
+        return [p._replace(batches=[]) if wait_ms == copying.WAIT_MS and looks <= silent_looks else p for p in pieces]
+
+    monkeypatch.setattr(KafkaSide, "fetch", silent)
+    monkeypatch.setattr(copying, "EMPTY_S", patience_s)
+    assert (await pair.mirror()).problems == []
+    monkeypatch.undo()
+    assert ((await pair.compare()).records, await pair.end()) == (records, 22)
 
 
 async def test_a_record_that_differs_is_found(pair: Pair) -> None:

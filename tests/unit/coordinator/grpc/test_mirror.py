@@ -110,6 +110,13 @@ async def test_what_would_change_an_offset_is_refused(served: Served, batch: byt
     assert offsets(await mirror(served, SOURCE[1])) == [(8, 14)]
 
 
+async def test_where_compaction_has_been_a_batch_counts_as_stored_only_if_all_of_it_is_there(served: Served) -> None:
+    await created(served)
+    await mirror(served, SOURCE[0])
+    served.server.node.state.topics["t"].partitions[0].compacted_end = Offset(8)
+    assert codes(await mirror(served, at(5, records(2)), at(5, records(9)))) == ["", "OFFSET_TAKEN"]
+
+
 async def test_a_topic_has_one_writer_and_a_cutover_forgets_the_other_clusters_producers(served: Served) -> None:
     await served.create("mine")
     assert codes(await mirror(served, SOURCE[0], topic="mine")) == ["WRONG_WRITER"]

@@ -93,7 +93,7 @@ class Mirror:
         self._share = share
         self.copies: dict[Place, Copy] = {}
         self.commits = 0  # of groups, made here
-        self._topics: set[str] = set()
+        self._topics: set[str] = set()  # that are mirrored here
         self._refused: dict[str, str] = {}  # topics and groups that cannot be mirrored, and why
         self._paid_until = 0.0  # of the throttle
 
@@ -119,13 +119,14 @@ class Mirror:
         counts = {
             name: count for name, count in (await self._source.partitions()).items() if self._settings.wants_topic(name)
         }
-        for topic in self._topics - counts.keys():
+        for topic in {topic for topic, _ in self.copies} - counts.keys():
             for copy in self.copies.values():
                 if copy.place[0] == topic and not copy.problem:
                     self._stop(copy, "the source has deleted the topic; its copy here is kept")
         await self._source.refresh()
         configs = await self._source.configs(counts)
         here = {topic.name: topic for topic in await self.admin.list_topics()}
+        self._topics = set()
         for topic, count in counts.items():
             try:
                 await self._take_in(topic, count, wanted_config(configs.get(topic, {})), here.get(topic))
@@ -133,7 +134,6 @@ class Mirror:
                 self._refuse(topic, f"{topic}: {e}")
             except UserError as e:
                 self._refuse(topic, str(e))
-        self._topics |= counts.keys()
 
     def _refuse(self, what: str, why: str) -> None:
         if self._refused.get(what) != why:
@@ -160,6 +160,7 @@ class Mirror:
             if len(here.partitions) < count:
                 await self.admin.add_partitions(topic, count)
         self._refused.pop(topic, None)
+        self._topics.add(topic)
         share, shares = self._share
         for index in range(count):
             if (topic, index) not in self.copies and (hash_of(topic) + index) % shares == share:
@@ -341,10 +342,12 @@ class Mirror:
             for (topic, index), (offset, metadata) in there.items():
                 known = here.get((topic, index))
                 copy = self.copies.get((topic, index))
-                is_here = copy is None or offset <= copy.end
-                if is_here and (known is None or known.offset < offset):
+                if known is None or known.offset < offset:
+                    end = copy.end if copy is not None else (await self.admin.partition_range(topic, index)).next_offset
+                    if offset > end:
+                        continue
                     wanted[topic, index] = CommittedOffset(offset=offset, metadata=metadata)
-                elif known is not None and known.offset > offset:
+                elif known.offset > offset:
                     self._say(f"group {group}: {known.offset} of {topic}/{index} is kept here; the source has {offset}")
             if wanted:
                 try:

@@ -40,9 +40,9 @@ class Pair:
     here: Served
     said: list[str] = field(default_factory=list)
 
-    async def mirror(self) -> Mirror:
+    async def mirror(self, share: tuple[int, int] = (0, 1)) -> Mirror:
         """Copies everything."""
-        async with self._mirror() as made:
+        async with self._mirror(share) as made:
             await made.run(once=True)
         return made
 
@@ -51,12 +51,12 @@ class Pair:
         return MirrorSettings(source=KafkaSettings(bootstrap=address(self.there, is_kafka=True)), topics=("t",))
 
     @asynccontextmanager
-    async def _mirror(self) -> AsyncIterator[Mirror]:
+    async def _mirror(self, share: tuple[int, int] = (0, 1)) -> AsyncIterator[Mirror]:
         settings = self.settings
         cluster = ClusterClient(address(self.here))
         await cluster.start()
         async with Admin(address(self.here)) as admin, self.sides() as (source, here):
-            yield Mirror(settings, source, here, admin, Target(cluster), self.said.append)
+            yield Mirror(settings, source, here, admin, Target(cluster), self.said.append, share)
         await cluster.close()
 
     @asynccontextmanager
@@ -136,9 +136,24 @@ async def test_a_topic_with_producers_of_its_own_is_left_alone(pair: Pair) -> No
         assert (await admin.describe_topic("t")).config == {"max.message.bytes": "2000000", "mirrored": "true"}
     await opened(pair.here)
     await pair.here.publish(publish_request([b"own"]))
-    (problem,) = (await pair.mirror()).problems
+    async with Admin(address(pair.there)) as there, Admin(address(pair.here)) as here:
+        await there.commit_offsets("kafka-cg-a", {("t", 0): 4})
+        (problem,) = (await pair.mirror()).problems
+        assert await here.fetch_offsets("kafka-cg-a") == {}
     assert "exists here and has producers of its own" in problem
     assert await pair.end() == 11
+
+
+async def test_a_commit_waits_for_the_records_that_another_mirror_copies(pair: Pair) -> None:
+    async with Admin(address(pair.there)) as there, Admin(address(pair.here)) as here:
+        await there.add_partitions("t", 2)
+        await pair.there.fill([3], partition=1)
+        await there.commit_offsets("kafka-cg-a", {("t", 0): 4, ("t", 1): 2})
+        await pair.mirror((0, 2))
+        assert (await here.fetch_offsets("kafka-cg-a")).keys() == {("t", 0)}
+        await pair.mirror((1, 2))
+        await pair.mirror((0, 2))
+        assert (await here.fetch_offsets("kafka-cg-a")).keys() == {("t", 0), ("t", 1)}
 
 
 async def test_a_commit_that_is_further_here_is_kept_and_any_other_follows(pair: Pair) -> None:

@@ -12,17 +12,18 @@ from typing import Any
 from zlib import crc32
 
 from chaos_tests.checkers.compaction import LATE_RECORDS_MAX
+from chaos_tests.checkers.membership import SESSION_MS
 from chaos_tests.history import Recorder
 from chaos_tests.sim.cluster import Cluster, SimHost
 from smq.coordinator.groups.coordinator import GroupCoordinator
 from smq.coordinator.service.calls import NodeCalls
 from smq.coordinator.service.lag_monitor import LagMonitor
-from smq.raft_state.cluster_config import PRODUCER_EXPIRATION_MS
+from smq.raft_state.cluster_config import CONSUMER_SESSION_MS, PRODUCER_EXPIRATION_MS
 from smq.raft_state.command_codec import decode_command
-from smq.raft_state.commands import Assignment, AssignOffsets
+from smq.raft_state.commands import Assignment, AssignOffsets, Partitions
 from smq.raft_state.ids import Incarnation, LogIndex, NodeId, Offset, PartitionId, RequestId
 from smq.raft_state.replies import Applied, HwmsAdvanced, LeaderElected, OffsetsAssigned
-from smq.raft_state.state import PartitionState
+from smq.raft_state.state import ClusterState, GroupKind, GroupState, PartitionState
 from smq.raft_state.topic_config import retention
 from smq.records import decode_batch, parse_header
 from smq.replication.api import Cancel, DoneFn
@@ -67,12 +68,15 @@ RARE = (
 class Observer:
     """One per run."""
 
-    def __init__(self, recorder: Recorder, *, producer_expiration_ms: int = 0, keys: int = 0) -> None:
+    def __init__(
+        self, recorder: Recorder, *, producer_expiration_ms: int = 0, keys: int = 0, has_consumers: bool = False
+    ) -> None:
         """Every node's state begins with this expiration, if it is not 0. `keys`: of the records, if topics are
-        compacted."""
+        compacted. `has_consumers`: there are consumer groups, which then have short sessions."""
         self.recorder = recorder
         self.producer_expiration_ms = producer_expiration_ms
         self.keys = keys
+        self.has_consumers = has_consumers
         self.counts: Counter[str] = Counter()
         self.cluster: Cluster | None = None
         self._entries: dict[int, tuple[int, NodeId]] = {}
@@ -82,6 +86,7 @@ class Observer:
         self._elected_index: set[int] = set()
         self._dead_advances: set[int] = set()
         self._over_bound: set[tuple[NodeId, int]] = set()  # processes
+        self._consumers: dict[str, tuple[int, Any]] = {}  # by group: at which index, and what was noted
         self._waiting: set[tuple[NodeId, int]] = set()  # processes that wait for an upgrade
         self._noted: dict[tuple[NodeId, int], int] = {}  # the last anomaly of each process that is in the history
         self._fenced: set[tuple[NodeId, Incarnation]] = set()  # processes that were ever fenced
@@ -99,6 +104,8 @@ class Observer:
             self.recorder.note("entry", n=node.node_id, i=index, d=checksum)
         if index % DIGEST_EVERY == 0:
             self.note_digest(node, index)
+        if self.has_consumers:
+            self._note_consumers(node.state, index)
         self._fenced.update((known.node, known.incarnation) for known in node.state.nodes.values() if known.fenced)
         if isinstance(applied.reply, HwmsAdvanced) and not all(applied.reply.accepted):
             self._dead_advances.add(index)
@@ -247,6 +254,16 @@ class Observer:
             key, least = f"{name}/{part.index}", limits.bytes
             self.recorder.note("kept", n=node.node_id, k=key, lo=part.log_start, hwm=part.hwm, size=size, least=least)
 
+    def _note_consumers(self, state: ClusterState, index: int) -> None:
+        """The consumer groups that this entry has changed, by the first node that has applied it."""
+        for name, group in state.groups.items():
+            before, known = self._consumers.get(name, (0, None))
+            if group.kind is GroupKind.CONSUMER and index > before:
+                found = _owners(state, group)
+                self._consumers[name] = (index, found)
+                if found != known:
+                    self.recorder.note("consumers", g=name, i=index, **found)
+
     def _take_anomalies(self, host: SimHost) -> None:
         """What the node's own watch has noted."""
         process = (host.node, host.starts)
@@ -341,6 +358,8 @@ class WatchedNode(Node):
         self.watched.node = self
         if observer.producer_expiration_ms:
             self.watched.state.config[PRODUCER_EXPIRATION_MS] = str(observer.producer_expiration_ms)
+        if observer.has_consumers:
+            self.watched.state.config[CONSUMER_SESSION_MS] = str(SESSION_MS)
         super().__init__(config, clock=clock, applied=self.watched, **parts)
         self.groups = GroupCoordinator(self, self.clock, self.rng, initial_delay_ms=lambda: GROUP_DELAY_MS)
         self.loop = SimLoop(self.clock)  # type: ignore[abstract]  # it has what a loop without sockets needs
@@ -383,6 +402,22 @@ class WatchedNode(Node):
                 self.observer.recorder.note("late-proposal", n=self.node_id)
 
         proposer._attempt = watched  # type: ignore[method-assign]  # a probe of the simulation
+
+
+def _owners(state: ClusterState, group: GroupState) -> dict[str, Any]:
+    """Of each member its epoch, what it has, and what it is giving up; and the partitions that any of them wants."""
+
+    def keys(partitions: Partitions) -> list[str]:
+        return sorted(
+            f"{state.topic_names.get(topic_id, topic_id.hex())}/{i}" for topic_id, ids in partitions for i in ids
+        )
+
+    names = {name for m in group.members.values() for name in (*m.subscription.topics, *m.subscription.matched)}
+    known = [state.topics[name] for name in sorted(names) if name in state.topics]
+    return {
+        "members": {name: (m.epoch, keys(m.assigned), keys(m.revoking)) for name, m in group.members.items()},
+        "wanted": [f"{topic.name}/{part.index}" for topic in known for part in topic.partitions],
+    }
 
 
 def _left(part: PartitionState) -> int:

@@ -31,6 +31,8 @@ from chaos_tests.sim.clients.base import Known, World
 from chaos_tests.sim.clients.batch_writer import BatchWriter
 from chaos_tests.sim.clients.connected import Connected
 from chaos_tests.sim.clients.consumer import Consumer
+from chaos_tests.sim.clients.consumer_members import CONSUMERS, ConsumerMember
+from chaos_tests.sim.clients.consumer_members import probe as probe_consumers
 from chaos_tests.sim.clients.groups import BRIEF, GROUP, STATIC, GroupConsumer
 from chaos_tests.sim.clients.lag import LagWatcher
 from chaos_tests.sim.clients.ledger import LedgerReader
@@ -141,6 +143,7 @@ class Simulation:
             self.recorder,
             producer_expiration_ms=settings.producer_expiration_ms,
             keys=settings.compaction_keys,
+            has_consumers=bool(scenario.clients.consumer_members),
         )
         self.trace: list[str] = []
         self._clients_at_work = 0
@@ -366,6 +369,12 @@ class Simulation:
             made.append(GroupWatcher(world, "group-watcher", GROUP, think_ms=think).run())
         made += [GroupConsumer(world, f"brief-{i}", group=BRIEF).run() for i in range(mix.brief_members)]
         made += [
+            ConsumerMember(world, f"consumer-member-{i}", instance=STATIC if i < 2 else "").run()
+            for i in range(mix.consumer_members)
+        ]
+        if mix.consumer_members:
+            made.append(GroupWatcher(world, "consumers-watcher", CONSUMERS, think_ms=think).run())
+        made += [
             Trimmer(world, f"trimmer-{i}", think_ms=mix.trim_think_ms, to_hwm=mix.trim_to_hwm).run()
             for i in range(mix.trimmers)
         ]
@@ -519,6 +528,8 @@ class Simulation:
             yield from watcher.probe(known)
         if self.scenario.clients.members:
             yield from GroupConsumer(self.world, "probe-group").probe()
+        if self.scenario.clients.consumer_members:
+            yield from probe_consumers(self.world)
         for known in self._live():
             yield from self._elect_preferred(known)
 

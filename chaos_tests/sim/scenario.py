@@ -68,6 +68,7 @@ class ClientMix:
     lag_watchers: int = 0  # ask how far that group is behind
     members: int = 0  # of one group
     brief_members: int = 0  # of another group, in which no member stays
+    consumer_members: int = 0  # of a consumer group (KIP-848)
     assigners: int = 0  # of offsets without records, in a topic of their own
     transactors: int = 0  # producers of transactions, two with each transactional id
     rivals: int = 0  # of the transactors, for the offsets of groups

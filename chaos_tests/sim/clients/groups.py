@@ -1,7 +1,8 @@
 """A consumer of a group with members: joins, takes its share, commits what it has read, leaves or goes silent.
 
-Owns the reaction to each answer, as client libraries have it. It talks to the coordinators themselves, which run in the
-simulated nodes as they do in production.
+Owns the reaction to each answer, as client libraries have it, and what members of both protocols do alike: they find
+their coordinator, and commit. They talk to the coordinators themselves, which run in the simulated nodes as they do in
+production. `consumer_members` has the members of consumer groups.
 """
 
 import struct
@@ -11,7 +12,7 @@ from typing import Any, Final
 from chaos_tests.checkers.membership import SESSION_MS
 from chaos_tests.sim.clients.base import Client, Known, World
 from chaos_tests.sim.rpc import Call, Lost, Script, Sleep
-from smq.coordinator.groups.member_requests import Identity, Join, Joined, Sync, Synced
+from smq.coordinator.groups.member_requests import Beaten, Identity, Join, Joined, Sync, Synced
 from smq.coordinator.kafka.errors import OUTCOME_CODES, KafkaError
 from smq.raft_state.commands import GroupMember, OffsetCommit
 from smq.raft_state.coordinators import coordinator_of
@@ -32,9 +33,9 @@ _FATAL: Final = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID)
 _REJOIN: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
 
 
-def _code(result: Any) -> Any:
+def code_of(result: Any) -> Any:
     """The answer's code as Kafka clients, and the checkers, know it; an SmqError's own code; anything else as it is."""
-    if isinstance(result, Joined | Synced):
+    if isinstance(result, Joined | Synced | Beaten):
         return OUTCOME_CODES[result.outcome]
     return getattr(result, "code", result)
 
@@ -44,13 +45,15 @@ def _label(member_id: str) -> str:
     return STATIC if member_id.startswith(f"{STATIC}-") else member_id
 
 
-class GroupConsumer(Client):
-    def __init__(self, world: World, name: str, *, instance: str = "", group: str = GROUP) -> None:
+class Member(Client):
+    """Of either protocol."""
+
+    def __init__(self, world: World, name: str, *, group: str, instance: str) -> None:
         super().__init__(world, name)
         self.group = group
         self.instance = instance
         self.member_id = ""
-        self.generation = -1
+        self.generation = -1  # of a consumer group: the member's epoch
         self.coordinator: NodeId | None = None
         self._held: list[Known] = []
         self._positions: dict[str, int] = {}
@@ -59,6 +62,75 @@ class GroupConsumer(Client):
     @property
     def _who(self) -> Identity:
         return Identity(member_id=self.member_id, instance_id=self.instance)
+
+    def _ask(
+        self,
+        request: Callable[[Any, Callable[[Any], None]], object],
+        ms: float = CALL_MS,
+        deadline_ms: float | None = None,
+    ) -> Any:
+        """A Script that returns the answer of the group's coordinator, which is looked up first if it is not known.
+
+        The node is given as long as the client waits, or until `deadline_ms`. Afterwards the client may send the same
+        request again, and Kafka's protocol could not tell a late arrival of the first from a new request.
+        """
+        if self.coordinator is None:
+            found = yield Call(
+                self.any_node(), lambda api, done: done(coordinator_of(api.state, self.group).node), CALL_MS, CALL_MS
+            )
+            if isinstance(found, Lost | SmqError) or not found:
+                return Lost.REFUSED
+            self.coordinator = found
+        result = yield Call(self.coordinator, request, ms * 1.2, deadline_ms or ms, is_tied=deadline_ms is not None)
+        if isinstance(result, Lost) or code_of(result) in (
+            KafkaError.NOT_COORDINATOR,
+            KafkaError.COORDINATOR_NOT_AVAILABLE,
+            ErrorCode.NOT_COORDINATOR,
+            ErrorCode.NODE_NOT_READY,
+        ):
+            self.coordinator = None
+        return result
+
+    def _commit(self, partition: Known, *, generation: int | None = None) -> Script:
+        self._count += 1
+        tag, who = f"{self.name}-{self._count}", self._who
+        generation = self.generation if generation is None else generation
+        at = min(self._positions.get(partition.key, 0) + self.rng.randint(0, 3), partition.hwm)
+        self._positions[partition.key] = at
+        items = (OffsetCommit(partition=partition.pid, offset=Offset(at), metadata=tag),)
+
+        def request(api: Any, done: Callable[[Any], None]) -> None:
+            # Kafka's requests have no ids: each attempt is a separate command
+            request_id = self.new_id()
+            api.groups.commit(self.group, who, generation, items, request_id, int(COMMIT_MS), done)
+
+        sender = self._sender(generation)
+        self.world.recorder.invoke(self.process, "commit", g=self.group, k=partition.key, o=at, tag=tag, **sender)
+        unknown = False
+        for _ in range(COMMIT_ATTEMPTS):
+            result = yield from self._ask(request, deadline_ms=COMMIT_MS)
+            if not isinstance(result, Lost):
+                break
+            unknown = unknown or result is Lost.TIMED_OUT
+        code = result.code if isinstance(result, SmqError) else result
+        is_definite = isinstance(code, KafkaError) or (isinstance(result, SmqError) and result.code.is_definite)
+        if not isinstance(result, KafkaError | Lost | SmqError):
+            self.ok("commit")
+        elif is_definite and not unknown:
+            self.world.recorder.fail(self.process, "commit", err=code.name)
+        else:
+            self.conclude_unknown("commit")
+
+    def _sender(self, generation: int) -> dict[str, Any]:
+        """What the history has of a commit's sender."""
+        return {"gen": generation, "m": self.member_id}
+
+
+class GroupConsumer(Member):
+    """Of the classic protocol."""
+
+    def __init__(self, world: World, name: str, *, instance: str = "", group: str = GROUP) -> None:
+        super().__init__(world, name, group=group, instance=instance)
 
     def run(self) -> Script:
         while not self.world.stopped:
@@ -105,34 +177,6 @@ class GroupConsumer(Client):
         self.member_id = ""
 
     # ------------------------------------------------------------------------------------------ requests
-    def _ask(
-        self,
-        request: Callable[[Any, Callable[[Any], None]], object],
-        ms: float = CALL_MS,
-        deadline_ms: float | None = None,
-    ) -> Any:
-        """A Script that returns the answer of the group's coordinator, which is looked up first if it is not known.
-
-        The node is given as long as the client waits, or until `deadline_ms`. Afterwards the client may send the same
-        request again, and Kafka's protocol could not tell a late arrival of the first from a new request.
-        """
-        if self.coordinator is None:
-            found = yield Call(
-                self.any_node(), lambda api, done: done(coordinator_of(api.state, self.group).node), CALL_MS, CALL_MS
-            )
-            if isinstance(found, Lost | SmqError) or not found:
-                return Lost.REFUSED
-            self.coordinator = found
-        result = yield Call(self.coordinator, request, ms * 1.2, deadline_ms or ms, is_tied=deadline_ms is not None)
-        if isinstance(result, Lost) or _code(result) in (
-            KafkaError.NOT_COORDINATOR,
-            KafkaError.COORDINATOR_NOT_AVAILABLE,
-            ErrorCode.NOT_COORDINATOR,
-            ErrorCode.NODE_NOT_READY,
-        ):
-            self.coordinator = None
-        return result
-
     def _join(self) -> Any:
         """A Script that returns the Joined of its generation; None if it must try again."""
         member = GroupMember(
@@ -152,7 +196,7 @@ class GroupConsumer(Client):
         if not isinstance(joined, Joined):
             self.conclude_unknown("gjoin")
             return None
-        code = _code(joined)
+        code = code_of(joined)
         if code is KafkaError.NONE:
             self.member_id, self.generation = joined.member_id, joined.generation
             ids = [member_id for member_id, _, _ in joined.members]
@@ -178,7 +222,7 @@ class GroupConsumer(Client):
         if not isinstance(synced, Synced):
             self.conclude_unknown("gsync")
             return False
-        code = _code(synced)
+        code = code_of(synced)
         if code is not KafkaError.NONE:
             self.world.recorder.fail(self.process, "gsync", err=code.name)
             if code in _FATAL:
@@ -207,37 +251,6 @@ class GroupConsumer(Client):
             return None
         self.ok("gbeat", code=code.name)
         return code
-
-    def _commit(self, partition: Known, *, generation: int | None = None) -> Script:
-        self._count += 1
-        tag, who = f"{self.name}-{self._count}", self._who
-        generation = self.generation if generation is None else generation
-        at = min(self._positions.get(partition.key, 0) + self.rng.randint(0, 3), partition.hwm)
-        self._positions[partition.key] = at
-        items = (OffsetCommit(partition=partition.pid, offset=Offset(at), metadata=tag),)
-
-        def request(api: Any, done: Callable[[Any], None]) -> None:
-            # Kafka's requests have no ids: each attempt is a separate command
-            request_id = self.new_id()
-            api.groups.commit(self.group, who, generation, items, request_id, int(COMMIT_MS), done)
-
-        self.world.recorder.invoke(
-            self.process, "commit", g=self.group, k=partition.key, o=at, tag=tag, gen=generation, m=self.member_id
-        )
-        unknown = False
-        for _ in range(COMMIT_ATTEMPTS):
-            result = yield from self._ask(request, deadline_ms=COMMIT_MS)
-            if not isinstance(result, Lost):
-                break
-            unknown = unknown or result is Lost.TIMED_OUT
-        code = result.code if isinstance(result, SmqError) else result
-        is_definite = isinstance(code, KafkaError) or (isinstance(result, SmqError) and result.code.is_definite)
-        if not isinstance(result, KafkaError | Lost | SmqError):
-            self.ok("commit")
-        elif is_definite and not unknown:
-            self.world.recorder.fail(self.process, "commit", err=code.name)
-        else:
-            self.conclude_unknown("commit")
 
     def _leave(self) -> Script:
         who = self._who

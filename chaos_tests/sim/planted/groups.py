@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from chaos_tests.sim.replacement import Fault, PlantedBug, replace, returns
+from smq.coordinator.groups.consumers import LiveConsumers
 from smq.coordinator.service.group_lag import GroupPosition, Lag
-from smq.raft_state.commands import CommitOffsets, Coordinated, StageOffsets
+from smq.raft_state.commands import Acknowledgement, CommitOffsets, Coordinated, StageOffsets
 from smq.raft_state.ids import Generation, Offset
 from smq.raft_state.replies import Applied
-from smq.raft_state.state import ClusterState, GroupState
+from smq.raft_state.state import ClusterState, GroupKind, GroupState, MemberState
 from smq.replication.commands.proposer import Proposer
 
 _HANDLERS: Final = "smq.raft_state.handlers."
+_CONSUMERS: Final = "smq.coordinator.groups.consumers:LiveConsumers."
 _SESSIONS: Final = "smq.coordinator.groups.session_timeouts:"
 
 
@@ -23,6 +25,29 @@ def _of_any_generation(original: Fault, group: GroupState | None, command: Commi
     if group is not None:
         command = dataclasses.replace(command, generation=group.generation)
     original(group, command)
+
+
+def _of_any_epoch(original: Fault, group: GroupState | None, command: CommitOffsets | StageOffsets) -> None:
+    if group is not None and group.kind is GroupKind.CONSUMER and command.member_id in group.members:
+        command = dataclasses.replace(command, generation=Generation(group.members[command.member_id].epoch))
+    original(group, command)
+
+
+def _nobody_owns(original: Fault, group: GroupState, member: MemberState, said: Acknowledgement) -> Any:
+    return original(dataclasses.replace(group, owners={}), member, said)
+
+
+def _silence_is_consent(original: Fault, group: GroupState, member: MemberState, said: Acknowledgement) -> Any:
+    return original(group, member, said if said.says_owned else dataclasses.replace(said, owned=(), says_owned=True))
+
+
+def _no_fresh_session(original: Fault, live: LiveConsumers) -> Any:
+    known = set(live._ends_ns)
+    group = original(live)
+    new = live._ends_ns.keys() - known
+    live._ends_ns.update(dict.fromkeys(new, live._now_ns))
+    live._wake_at(live._now_ns)
+    return group
 
 
 def _over_already(original: Fault, members: Mapping[str, Any], before: Mapping[str, int], now_ns: int) -> Any:
@@ -83,6 +108,49 @@ GROUP_BUGS: Final = (
         faults=(replace(_SESSIONS + "silent_members", by=returns([])),),
         scenario="groups",
         anomalies=frozenset({"phantom-member"}),
+    ),
+    PlantedBug(
+        name="partition-given-before-it-is-free",
+        rule="a member of a consumer group gets a partition once no other has it",
+        faults=(replace(_HANDLERS + "consumers:reconciled", by=_nobody_owns),),
+        scenario="consumer_groups",
+        anomalies=frozenset({"shared-partition"}),
+    ),
+    PlantedBug(
+        name="silence-taken-for-given-up",
+        rule="what a member of a consumer group is to give up is free once it says that it has given it up",
+        faults=(replace(_HANDLERS + "consumers:reconciled", by=_silence_is_consent),),
+        scenario="consumer_groups",
+        anomalies=frozenset({"shared-partition"}),
+    ),
+    PlantedBug(
+        name="commit-of-another-member-epoch",
+        rule="every commit of a consumer group's member is fenced by its epoch",
+        faults=(replace(_HANDLERS + "groups:check_committer", by=_of_any_epoch),),
+        scenario="consumer_groups",
+        anomalies=frozenset({"stale-generation"}),
+    ),
+    PlantedBug(
+        name="consumers-sessions-never-end",
+        rule="silent members of a consumer group are removed, and those that do not give up in time",
+        faults=(replace(_CONSUMERS + "on_time", by=returns(None)),),
+        scenario="consumer_groups",
+        anomalies=frozenset({"phantom-member", "ownerless"}),
+    ),
+    PlantedBug(
+        name="new-coordinator-removes-consumers-at-once",
+        rule="a new coordinator gives each member of a consumer group one fresh session",
+        faults=(replace(_CONSUMERS + "_refresh", by=_no_fresh_session),),
+        scenario="consumer_groups",
+        anomalies=frozenset({"evicted-alive"}),
+    ),
+    PlantedBug(
+        name="answer-taken-for-heard",
+        rule="a member of a consumer group that says everything learns everything",
+        faults=(replace("smq.coordinator.groups.member_requests:Beat.is_full", by=returns(False)),),
+        seeds=30,
+        scenario="consumer_groups",
+        anomalies=frozenset({"wrong-assignment"}),
     ),
     PlantedBug(
         name="former-coordinator-commits",

@@ -249,46 +249,6 @@ def test_a_command_without_an_answer_ends_the_wait_and_the_state_shows(world: Wo
     assert one.indexes == [0, 1]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_no_partition_has_two_readers_or_stays_without_one(world: World, seed: int) -> None:
-    """Members come, go, die, lose answers, and are slow; the coordinator moves. In the end each partition has one."""
-    rng = random.Random(seed)
-    world.apply(topic(2, "u", partitions=5))
-    alive: list[Consumer] = []
-    for number in range(150):
-        action = rng.random()
-        if action < 0.15 and len(alive) < 6:
-            topics = rng.choice([("t",), ("u",), ("t", "u")])
-            alive.append(Consumer(world, f"m{number}", topics=topics, assignor=rng.choice(["uniform", "range", None])))
-        elif action < 0.2 and alive:
-            gone = alive.pop(rng.randrange(len(alive)))
-            gone.leave() if rng.random() < 0.5 else None
-        elif action < 0.25 and alive:
-            slow = rng.choice(alive)
-            slow.is_slow = not slow.is_slow
-            slow.owned = slow.granted
-        elif action < 0.27 and world.owner != 3:
-            world.fence_owner()
-            world.run(100)
-        for consumer in rng.sample(alive, rng.randint(0, len(alive))):
-            consumer.beat(is_full=rng.random() < 0.2)
-        world.run(rng.choice([0, 1, 5, 1_000]))
-        readers = Counter(p for c in alive for p in spread(c.owned))
-        assert not readers or max(readers.values()) == 1, readers
-    for consumer in alive:
-        consumer.is_slow, consumer.owned = False, consumer.granted
-        consumer.beat(is_full=True)
-    world.run(100)
-    for _ in range(15):
-        for consumer in alive:
-            consumer.beat()
-        world.run(5_000)
-    settle(world, *alive)
-    wanted = {tid({"t": 1, "u": 2}[name]) for c in alive for name in c.topics or ()}
-    expected = {(t, i) for t in wanted for i in range(2 if t == tid(1) else 5)}
-    assert sorted(p for c in alive for p in spread(c.owned)) == sorted(expected)
-
-
 def test_many_members_share_commands_and_no_slice_is_long(world: World) -> None:
     """Entries count, not time: members that come at the same moment share one, and so do their first partitions."""
     world.apply(topic(2, "u", partitions=5_000))

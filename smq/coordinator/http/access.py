@@ -7,6 +7,7 @@ one.
 
 import asyncio
 import hmac
+import ipaddress
 import ssl
 from pathlib import Path
 from typing import Final
@@ -36,7 +37,9 @@ class HttpAccess:
 
     def __init__(self, config: ServerConfig, people: People | None = None) -> None:
         self._people: Final = people if config.http.users else None
+        self._config: Final = config
         self._rule: Final[HttpConfig] = config.http
+        self._is_local: Final = is_loopback(config.http_address[0])
         tls = config.http_tls
         self._is_plain: Final = tls is None
         self._is_insecure: Final = config.insecure
@@ -88,6 +91,8 @@ class HttpAccess:
 
     def may_see_details(self, request: web.Request) -> bool:
         """Whether a probe's answer may say more than yes or no."""
+        if self._is_foreign(request):
+            return False
         is_for_clients = self._people is None and self._users is None and self._rule.probes == "clients"
         if self._is_operator(request) or is_for_clients:
             return True
@@ -96,6 +101,8 @@ class HttpAccess:
     async def refuse_metrics(self, request: web.Request) -> None:
         """Raises the refusal, if there is one."""
         rule = self._rule
+        if self._is_foreign(request):
+            raise web.HTTPMisdirectedRequest(text="this port answers to its address, or to localhost\n")
         if self._people is not None and rule.metrics != "anyone" and not _has_certificate(request):
             if rule.metrics != "token" or not await self._has_token(request):
                 await self._people.require_all(request)
@@ -104,6 +111,11 @@ class HttpAccess:
             raise web.HTTPForbidden(text=f"{_BY_CERTIFICATE}{', of a super user' if self._users else ''}\n")
         if rule.metrics == "token" and not self._is_operator(request) and not await self._has_token(request):
             raise web.HTTPUnauthorized(text=f"{_BY_TOKEN}\n", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_foreign(self, request: web.Request) -> bool:
+        """Whether a port for this machine is called by the name of another: so a stranger's page reaches it, through a
+        browser here and a name that it controls."""
+        return self._is_local and not names_this_node(self._config, request.host)
 
     def _is_client(self, request: web.Request) -> bool:
         return not self._asks_certificates or _has_certificate(request)
@@ -128,6 +140,19 @@ class HttpAccess:
         except (OSError, ValueError):
             return False  # the file is being replaced, or has been damaged: no token is accepted
         return hmac.compare_digest(shown.removeprefix(_SCHEME).encode("utf-8", "surrogateescape"), expected)
+
+
+def names_this_node(config: ServerConfig, host: str) -> bool:
+    """Browsers may call the node by any address, by localhost, and by the name that `config` has as the HTTP address.
+    With TLS by any name: a stranger's name has no certificate of ours."""
+    name = host.rsplit(":", 1)[0] if host.count(":") == 1 or (host.startswith("[") and "]:" in host) else host
+    if config.http_tls is not None or name.lower() in ("localhost", config.http_address[0].lower()):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def read_token(path: Path) -> bytes:

@@ -7,7 +7,6 @@ makes one.
 """
 
 import contextlib
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from smq.coordinator.config.node_toml import ServerConfig
+from smq.coordinator.http.access import names_this_node
 from smq.coordinator.http.console.asking import Ask, parse
 from smq.coordinator.http.console.changes.group_changes import group_forms
 from smq.coordinator.http.console.changes.node_changes import node_links, transaction_links
@@ -53,15 +53,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Console:
-    """Browsers may call it by any address, by localhost, and by the name that `config` has as the HTTP address. With
-    TLS by any name: a stranger's name has no certificate of ours."""
-
     def __init__(self, node: NodeApi, settings: Settings, config: ServerConfig, open_admin: OpenAdmin) -> None:
         self._node = node
         self._calls = NodeCalls(node)
         self._settings = settings
         self._config = config
-        self._hosts = {"localhost", config.http_address[0].lower()}
         self.events = EventLog(node, config.data_dir)
         self.history = History(node)
         self.followers = Followers(self._calls)
@@ -119,7 +115,7 @@ class Console:
     # ------------------------------------------------------------------------------------------------- guards
     def _guarded(self, handler: Handler) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
-            if not self._is_own_host(request.host):
+            if not names_this_node(self._config, request.host):
                 text = "this console answers to its address, not to this name: use the address, or localhost"
                 return _finished(web.Response(status=421, text=text))
             try:
@@ -143,16 +139,6 @@ class Console:
                 return _finished(self._failed(503, "No answer", f"{e}{after}"))
 
         return answer
-
-    def _is_own_host(self, host: str) -> bool:
-        name = host.rsplit(":", 1)[0] if host.count(":") == 1 or (host.startswith("[") and "]:" in host) else host
-        if self._config.http_tls is not None or name.lower() in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return False
-        return True
 
     def _failed(self, status: int, title: str, text: str) -> web.Response:
         content = tag("p", text, class_="bad", role="alert")

@@ -31,8 +31,10 @@ async def asking(directory: Path, rule: HttpConfig, tls: Any = None) -> AsyncIte
         scheme = "http" if tls is None else "https"
         address = format_address(served.server.http_address)
 
-        async def ask(path: str, context: ssl.SSLContext | None = None, token: str | None = None) -> tuple[int, str]:
-            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async def ask(
+            path: str, context: ssl.SSLContext | None = None, token: str | None = None, host: str = address
+        ) -> tuple[int, str]:
+            headers = {"Host": host} | ({} if token is None else {"Authorization": f"Bearer {token}"})
             async with (
                 aiohttp.ClientSession(headers=headers) as session,
                 session.get(f"{scheme}://{address}{path}", ssl=context or False) as response,
@@ -97,6 +99,14 @@ async def test_without_tls_the_token_is_asked_for_too(tmp_path: Path, token_file
         assert (await ask("/metrics"))[0] == 401
         assert (await ask("/metrics", token=TOKEN))[0] == 200
         assert '"pid"' in (await ask("/readyz"))[1]  # from this machine
+
+
+async def test_a_strangers_name_for_this_machine_shows_nothing(tmp_path: Path) -> None:
+    async with asking(tmp_path, HttpConfig()) as ask:
+        assert (await ask("/metrics", host="evil.example:8080"))[0] == 421
+        assert (await ask("/metrics", host="localhost"))[0] == 200
+        assert await ask("/readyz", host="evil.example") == (200, '{"ready": true}')
+        assert await ask("/healthz", host="evil.example") == (200, '{"status": "ok"}')
 
 
 async def test_http_may_be_plain_beside_ports_with_tls(authorities: Authorities, tmp_path: Path) -> None:

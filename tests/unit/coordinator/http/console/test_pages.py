@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -13,10 +12,9 @@ from smq.clients import Producer
 from smq.clients.pb import smq_pb2 as pb
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import HttpConfig, TlsConfig
+from smq.coordinator.http.access import names_this_node
 from smq.coordinator.http.console import record_reads
 from smq.coordinator.http.console.markup import POLICY, text
-from smq.coordinator.http.console.site import Console
-from smq.coordinator.service.settings import Settings
 from smq.records import NewRecord, encode_batch
 from smq.testing.served import Served, node_config, served_node
 
@@ -325,8 +323,7 @@ def test_only_with_tls_on_this_port_every_name_will_do_because_a_stranger_has_no
 ) -> None:
     tls = TlsConfig(ca=tmp_path / "ca", certificate=tmp_path / "certificate", key=tmp_path / "key")
     config = node_config(tmp_path, tls=tls if has_tls else None, http=HttpConfig(tls=of_http))
-    node: Any = None  # it is not asked
-    assert Console(node, Settings({}), config, node)._is_own_host("broker.example:7402") is takes_any_name
+    assert names_this_node(config, "broker.example:7402") is takes_any_name
 
 
 async def test_nothing_can_be_changed_through_it(served: Served) -> None:

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from aiohttp import web
 
 from smq.coordinator.limits import LOGIN_FAILED_DELAY_S, LOGIN_TOKEN_MS, SASL_TOKEN_BYTES_MAX, USERS_CHECK_S
+from smq.coordinator.service.audit import Audit, Sender
 from smq.coordinator.service.authorizer import Authorizer
 from smq.coordinator.service.sessions import Sessions
 from smq.coordinator.service.users import FAILED_LOGINS, Users
@@ -30,7 +31,8 @@ _SEEN: Final = (Resource.TOPIC, Resource.GROUP, Resource.TRANSACTIONAL_ID)
 
 
 class People:
-    def __init__(self, users: Users, authorizer: Authorizer) -> None:
+    def __init__(self, users: Users, authorizer: Authorizer, audit: Audit) -> None:
+        self._audit = audit
         self._users = users
         self._authorizer = authorizer
         self._sessions = Sessions(users, LOGIN_TOKEN_MS)
@@ -41,7 +43,7 @@ class People:
         user = request[USER] = await self.user(request)
         if not self._sees_all(user, plain_host(request.remote or "")):
             need = "describe the cluster, its settings, and every topic, group and transactional id"
-            raise web.HTTPForbidden(text=f"user {user[:80]!r} has no right to this: it must be allowed to {need}\n")
+            raise self._forbidden(request, f"user {user[:80]!r} has no right to this: it must be allowed to {need}\n")
         return user
 
     async def require_console(self, request: web.Request) -> None:
@@ -50,12 +52,12 @@ class People:
         topic, host = request.match_info.get("topic"), plain_host(request.remote or "")
         is_read = request.path.rstrip("/").endswith("/messages")
         if topic and is_read and not self._authorizer.may(user, host, Operation.READ, Resource.TOPIC, topic):
-            raise web.HTTPForbidden(text=f"user {user[:80]!r} has no right to read this topic\n")
+            raise self._forbidden(request, f"user {user[:80]!r} has no right to read this topic\n")
         is_change = request.method != "GET" or "name" in request.match_info
         if is_change and not self._authorizer.is_super(user):
-            raise web.HTTPForbidden(text="changes through the console are for super users: use the command line\n")
+            raise self._forbidden(request, "changes through the console are for super users: use the command line\n")
         if request.method != "GET" and not request.cookies.get(COOKIE):
-            raise web.HTTPForbidden(text="a change must come from a page of this console\n")
+            raise self._forbidden(request, "a change must come from a page of this console\n")
 
     async def while_allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The handler's answer; the connection ends if the user may no longer have it, as may be of a page that follows
@@ -88,6 +90,7 @@ class People:
         if identity is None:
             reason = f"there is no such user, or the password is wrong: {name[:80]!r}"
             FAILED_LOGINS.warn("login_failed", purpose="HTTP", address=request.remote, reason=reason)
+            self._audit.refused(_sender(request), "Login", reason)
             await asyncio.sleep(LOGIN_FAILED_DELAY_S)
             raise _refusal("the user or the password is wrong\n")
         self._sessions.drop_ended()
@@ -97,6 +100,12 @@ class People:
     def _by_cookie(self, request: web.Request) -> str | None:
         session = self._sessions.find(request.get(_NEW) or request.cookies.get(COOKIE, ""))
         return session.user if session is not None else None
+
+    def _forbidden(self, request: web.Request, text: str) -> web.HTTPForbidden:
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource is not None else ""  # without the names in it
+        self._audit.refused(_sender(request), f"{request.method} {path}", text.strip())
+        return web.HTTPForbidden(text=text)
 
     def _sees_all(self, user: str, host: str) -> bool:
         asked = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
@@ -110,6 +119,10 @@ async def set_cookie(request: web.Request, response: web.StreamResponse) -> None
     token = request.get(_NEW)
     if token is not None:
         response.headers.add("Set-Cookie", f"{COOKIE}={token}; HttpOnly; Path=/; SameSite=Strict; Secure")
+
+
+def _sender(request: web.Request) -> Sender:
+    return Sender(user=request.get(USER, ""), address=plain_host(request.remote or ""), port="http", listener="")
 
 
 def _refusal(text: str) -> web.HTTPUnauthorized:

@@ -192,7 +192,7 @@ class Server:
         self._tls = PortTls(config)
         self._tokens = Tokens(config.oauth) if config.oauth is not None else None
         peers = listener("other nodes", config.nodes_listen)
-        http_access = HttpAccess(config, People(self._users, self._authorizer))
+        http_access = HttpAccess(config, People(self._users, self._authorizer, self._audit))
         http = listener("HTTP", config.http_address)
         self.http_address: Address = (config.http_address[0], http.getsockname()[1])
         kafka = tuple(self._kafka_ports())

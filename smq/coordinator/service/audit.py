@@ -42,7 +42,7 @@ class Sender:
 
     user: str
     address: str
-    port: str  # kafka, grpc
+    port: str  # kafka, grpc, http
     listener: str
 
 

@@ -1,6 +1,7 @@
 """The HTTP port where users log in: what each may see, the cookie, and how a revoked user's page ends."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -110,6 +111,11 @@ async def test_each_page_needs_a_user_and_its_rights(authorities: Authorities, t
         assert (await port.status("/readyz"), await port.status("/healthz")) == (200, 200)
         for header in ("Basic", "Basic ?", "Basic YWxpY2U=", "Bearer YWxpY2U6cGVuY2ls", "Basic " + "A" * 9_000):
             assert await port.status("/console/", headers={"Authorization": header}) in (400, 401)
+    text = (tmp_path / "data" / "audit.jsonl").read_text()
+    noted = [json.loads(line) for line in text.splitlines()]
+    found = {(line["user"], line["port"], line["act"], line["result"]) for line in noted}
+    assert found >= {("", "http", "Login", "refused"), ("alice", "http", "GET /console/topics/{topic}", "refused")}
+    assert "pencil" not in text
 
 
 async def test_a_cookie_spares_the_password_and_a_change_needs_it(authorities: Authorities, tmp_path: Path) -> None:

@@ -196,6 +196,8 @@ GROUP_ID_GIVEN_MS_MAX: Final = 30_000  # a member joins under its new id immedia
 MEMBER_ID_CHARS_MAX: Final = 233  # of an assigned id: the client's name, truncated, and 32 random digits
 GROUP_TICK_MS: Final = 50  # looks whether the node stood still, and which groups it coordinates
 GROUP_PAUSE_MS: Final = 1_000  # if a tick is this late, the process stood still and missed heartbeats
+# Remembered with their topics, of one group: its members have one or two. Each takes 90 KB with 10,000 topics.
+GROUP_PATTERNS_MAX: Final = 16
 GROUP_COMMAND_MS_MAX: Final = 10_000  # of one change of a group: longer than an election
 # Of a request about a group or a transaction, apart from what the other members take: as Kafka's
 # offsets.commit.timeout.ms, and longer than an election. franz-go drops its connection after 10 s without an answer, so

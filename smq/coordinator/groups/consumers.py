@@ -35,7 +35,7 @@ from smq.coordinator.groups.member_requests import (
 )
 from smq.coordinator.groups.session_timeouts import NEVER_NS, NO_MEMBERS, NS_PER_MS
 from smq.coordinator.groups.surroundings import Surroundings
-from smq.coordinator.limits import GROUP_COMMAND_MS_MAX, GROUP_QUEUE_MAX
+from smq.coordinator.limits import GROUP_COMMAND_MS_MAX, GROUP_PATTERNS_MAX, GROUP_QUEUE_MAX
 from smq.coordinator.pattern_re2 import InvalidPattern, matcher
 from smq.raft_state.cluster_config import CONSUMER_SESSION_MS, GROUP_CONSUMERS_MAX
 from smq.raft_state.commands import (
@@ -54,6 +54,7 @@ from smq.raft_state.coordinators import coordinator_of
 from smq.raft_state.errors import SmqError
 from smq.raft_state.handlers.consumers import check_update, gathered, reconciled, spread
 from smq.raft_state.ids import Epoch, Generation, TopicId
+from smq.raft_state.limits import PATTERN_BYTES_MAX
 from smq.raft_state.refusal import Refused
 from smq.raft_state.replies import Reply
 from smq.raft_state.state import AWAY_EPOCH, GroupKind, GroupState, MemberState
@@ -274,6 +275,8 @@ class LiveConsumers:
         if beat.assignor is not None and beat.assignor not in ASSIGNORS:
             return Outcome.UNKNOWN_ASSIGNOR
         if beat.pattern:
+            if len(beat.pattern.encode()) > PATTERN_BYTES_MAX:
+                return Outcome.BAD_MEMBER
             try:
                 self._matching(beat.pattern)
             except InvalidPattern:
@@ -394,6 +397,8 @@ class LiveConsumers:
             matches, topics = matcher(pattern), self._surroundings.node.state.topics
             names = sorted(name for name, t in topics.items() if not is_external(t.config) and matches(name))
             self._matches = {p: found for p, found in self._matches.items() if found[0] == version}
+            if len(self._matches) >= GROUP_PATTERNS_MAX:
+                self._matches.clear()
             known = self._matches[pattern] = (version, names)
         return known[1]
 

@@ -9,6 +9,7 @@ import pytest
 
 from smq.coordinator.groups.assignors import ASSIGNORS, Candidate, Targets
 from smq.coordinator.groups.member_requests import LEAVING, Beat, Beaten, Outcome
+from smq.coordinator.limits import GROUP_PATTERNS_MAX
 from smq.raft_state.commands import Partitions
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.handlers.consumers import gathered, is_settled, spread
@@ -199,6 +200,17 @@ def test_patterns_find_what_they_may_see_and_topics_that_come_later(world: World
         one.beat(may_see=lambda name: name != "secret")
     world.run()
     assert one.owned == ((tid(1), (0, 1)), (tid(3), (0,)))
+
+
+def test_ever_new_patterns_take_bounded_memory(world: World) -> None:
+    one = Consumer(world, "one")
+    settle(world, one)
+    live: Any = world.coordinators[world.owner]._live[GROUP]
+    for number in range(100):  # refused for another reason: it is no member
+        Consumer(world, "other").beat(epoch=3, pattern=f"{number}")
+        Consumer(world, "other").beat(epoch=3, pattern=f"[{'a' * 9_000}]{number}")
+    assert 0 < len(live._matches) <= GROUP_PATTERNS_MAX
+    assert max(map(len, live._matches)) < 10
 
 
 REFUSALS = [

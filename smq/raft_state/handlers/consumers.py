@@ -141,12 +141,19 @@ def assign_consumers(state: ClusterState, command: AssignConsumers) -> Applied:
         for name, m in group.members.items()
     }
     _check_targets(members)
+    # Targets alone change: neither what members have said, which would cost more to measure, nor what they hold.
+    assigned = sum(m.assignment_bytes for m in members.values())
+    more = assigned - sum(m.assignment_bytes for m in group.members.values())
+    if assigned > GROUP_BYTES_MAX:
+        text = f"the members' assignments have {assigned} bytes, the limit is {GROUP_BYTES_MAX} per group"
+        raise Refused(ErrorCode.LIMIT_EXCEEDED, text)
+    _check_cluster_size(state, more)
     if group.target_epoch == group.generation:
         group.generation = next_generation(group)
     group.target_epoch = group.generation
     group.protocol = command.assignor
-    _check_sizes(state, group, members)
-    set_members(state, group, members)
+    state.member_bytes += more
+    group.members = members
     return _DONE
 
 
@@ -218,7 +225,11 @@ def _check_sizes(state: ClusterState, group: GroupState | None, members: dict[st
         text = f"the members have {size} bytes and their assignments {assigned}, the limit is {GROUP_BYTES_MAX} each"
         raise Refused(ErrorCode.LIMIT_EXCEEDED, text)
     before = sum(m.metadata_bytes + m.assignment_bytes for m in group.members.values()) if group is not None else 0
-    if state.member_bytes + size + assigned - before > MEMBER_BYTES_CLUSTER_MAX:
+    _check_cluster_size(state, size + assigned - before)
+
+
+def _check_cluster_size(state: ClusterState, more: int) -> None:
+    if state.member_bytes + more > MEMBER_BYTES_CLUSTER_MAX:
         raise Refused(
             ErrorCode.LIMIT_EXCEEDED, f"the members of all groups would have more than {MEMBER_BYTES_CLUSTER_MAX} bytes"
         )

@@ -14,9 +14,10 @@ from smq.raft_state.commands import Partitions
 from smq.raft_state.errors import ErrorCode, SmqError
 from smq.raft_state.handlers.consumers import gathered, is_settled, spread
 from smq.raft_state.ids import TopicId
+from smq.raft_state.limits import GROUP_BYTES_MAX
 from smq.raft_state.state import AWAY_EPOCH
 from tests.unit.coordinator.groups.world import GROUP, Client, World
-from tests.unit.raft_state.support import tid, topic
+from tests.unit.raft_state.support import assign_consumers, indexes, tid, topic
 
 SESSION_MS = 45_000
 
@@ -259,6 +260,16 @@ def test_a_command_without_an_answer_ends_the_wait_and_the_state_shows(world: Wo
     assert one.outcome is Outcome.UNCERTAIN
     settle(world, one)
     assert one.indexes == [0, 1]
+
+
+def test_an_assignment_that_is_too_large_changes_nothing(world: World) -> None:
+    settle(world, Consumer(world, "one"))
+    before, size = replace(world.group), world.machine.state.member_bytes
+    targets = indexes(1, *range(GROUP_BYTES_MAX // 4))
+    command = assign_consumers(GROUP, before.generation, one=targets)
+    epoch = world.coordinator.epoch_of(GROUP)
+    world.driver.refused(replace(command, coordinator_epoch=epoch), ErrorCode.LIMIT_EXCEEDED)
+    assert (world.group, world.machine.state.member_bytes) == (replace(before, changes=world.group.changes), size)
 
 
 def test_many_members_share_commands_and_no_slice_is_long(world: World) -> None:

@@ -464,7 +464,7 @@ class Simulation:
                     if known.dropped:
                         continue
                     return f"{known.key} is missing on node {host.node}"
-                if self.world.keys and awaits_a_pass(part):
+                if self.world.keys and known not in self.world.mirrored and awaits_a_pass(part):
                     return f"{known.key} awaits a pass of its compaction"
                 compacted.add((part.compactions, part.compacted_end))
                 status = host.api.replica_status(known.pid)

@@ -50,6 +50,7 @@ from smq.raft_state.errors import (
     OffsetNotAvailable,
     OffsetOutOfRange,
     OffsetStaged,
+    OffsetTaken,
     OutOfOrderSequence,
     Overloaded,
     ProducerFenced,
@@ -75,6 +76,7 @@ from smq.raft_state.errors import (
     UpgradeNeeded,
     UserExists,
     WrongStorage,
+    WrongWriter,
 )
 
 if TYPE_CHECKING:
@@ -147,6 +149,7 @@ __all__ = [
     "OffsetNotAvailable",
     "OffsetOutOfRange",
     "OffsetStaged",
+    "OffsetTaken",
     "OutOfOrderSequence",
     "Overloaded",
     "Producer",
@@ -187,6 +190,7 @@ __all__ = [
     "UpgradeNeeded",
     "UserExists",
     "WrongStorage",
+    "WrongWriter",
 ]
 
 # gRPC reads this when it is imported. Its handlers of forks end or hang children that never use it (see `forked`).

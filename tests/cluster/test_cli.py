@@ -172,7 +172,7 @@ def write_node_toml(path: Path, tables: str = "", **changed: str) -> None:
         ({"kafka_address": '"127.0.0.1:TAKEN"'}, "", "cannot listen"),
         ({}, '[peers]\n1 = "127.0.0.1:TAKEN"\n', "cannot listen"),
         ({}, '[tls]\nca = "no.pem"\ncertificate = "no.pem"\nkey = "no.pem"\n', "[tls]"),
-        ({}, "[tuning]\nraft_heartbeat_ms = 500\n", "contradict"),
+        ({}, "[tuning]\nraft_heartbeat_ms = 1000\n", "contradict"),
     ],
 )
 def test_a_refused_serve_leaves_nothing_behind(

@@ -58,12 +58,16 @@ class Story:
 
     @property
     def leader(self) -> NodeId:
-        known = self.simulation.world.partitions[0]
-        return next(
-            host.node
-            for host in self.simulation.cluster.hosts.values()
-            if (status := host.api.replica_status(known.pid)) is not None and status.is_leader
-        )
+        known, found = self.simulation.world.partitions[0], list[NodeId]()
+
+        def is_led() -> bool:
+            for host in self.simulation.cluster.hosts.values():
+                if (status := host.api.replica_status(known.pid)) is not None and status.is_leader:
+                    found.append(host.node)
+            return bool(found)
+
+        self.wait(is_led)
+        return found[0]
 
     def publish(self, first: int, stop: int) -> None:
         topic = self.simulation.world.partitions[0].topic

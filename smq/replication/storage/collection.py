@@ -163,6 +163,7 @@ class Collection:
         heads = [sum(len(key) + 11 for key, _, _ in part) for part in parts]
         size = PAGE_BYTES + sum(frame_bytes(*sizes) for sizes in zip(heads, values_bytes, strict=True))
         file, generation, fd = self._log.make_sorted(size)
+        is_published = False
         try:
             moved: list[tuple[bytes, bytes, bytes]] = []
             at = PAGE_BYTES
@@ -178,12 +179,12 @@ class Collection:
                 at = after
                 yield
             self._log.publish(file)
-        except BaseException:
-            with suppress(OSError):
-                file.path.unlink()
-            raise
+            is_published = True
         finally:
             os.close(fd)
+            if not is_published:
+                with suppress(OSError):
+                    file.path.unlink()
         self._index.move(moved)
         self.sweep()
         yield

@@ -5,7 +5,7 @@ place up to which it has everything, in the transaction that takes the rounds. A
 if the log still has every round from the first on. Only the real disk imports it.
 """
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +20,12 @@ DAMAGED: Final = ".damaged"  # after the name of an index that was made again
 def open_index(path: Path, log: NodeLog, *, readers: int) -> Index:
     """The index with everything that the log has; the log is ready for the next round. Raises DiskOpenError."""
     try:
-        index = _usable_index(path, log, readers)
-        try:
+        with ExitStack() as failing:
+            index = _usable_index(path, log, readers)
+            failing.callback(index.close)
             _begin(index, log, path)
             _replay(index, log)
-        except BaseException:
-            index.close()
-            raise
+            failing.pop_all()
     except IndexDamaged as e:
         raise DiskOpenError(f"{e}, and the log no longer has everything. {REPLACE_ADVICE}") from e
     except OSError as e:

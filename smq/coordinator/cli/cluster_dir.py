@@ -9,8 +9,10 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
@@ -42,6 +44,8 @@ _LOCK_FILE: Final = "cluster.lock"
 _LOCK_CHARS_MAX: Final = 32  # a process id
 # Below the ports of outgoing connections: Linux assigns those from 32768 up, gVisor (containers) from 16000.
 _FREE_PORTS: Final = range(10_000, 16_000)
+_HELD_MAX: Final = 128
+_held: Final[deque[socket.socket]] = deque()  # the ports that this process has chosen last
 
 
 Owner = TypeVar("Owner", TlsConfig, HttpConfig, ListenerConfig)  # of paths
@@ -311,18 +315,28 @@ def _kafka_moved(address: Address | None, first_port: int | None, index: int, fr
 
 def free_ports(count: int) -> list[int]:
     """Ports without a listener, below the range that the kernel uses for outgoing connections: a node that is down for
-    a while could lose such a port to a client."""
-    chosen: list[int] = []
-    with ExitStack() as held:
+    a while could lose such a port to a client. On Linux they stay bound here, in a way that lets a listener have them
+    and no other choice: clusters that start at the same time would take each other's."""
+    chosen: dict[int, socket.socket] = {}
+    with ExitStack() as closing:
         for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
             if len(chosen) == count:
                 break
-            sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            try:
+            sock = closing.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            with suppress(OSError):
                 sock.bind((_HOST, port))
-            except OSError:
-                continue
-            chosen.append(port)
-    if len(chosen) < count:
-        raise ConfigError(f"no {count} free ports in {_FREE_PORTS.start} to {_FREE_PORTS.stop - 1}: stop some servers")
-    return chosen
+                chosen[port] = sock
+        if len(chosen) < count:
+            last = _FREE_PORTS.stop - 1
+            raise ConfigError(f"no {count} free ports in {_FREE_PORTS.start} to {last}: stop some servers")
+        if sys.platform == "linux":
+            _hold(chosen.values())
+    return list(chosen)
+
+
+def _hold(bound: Iterable[socket.socket]) -> None:
+    for sock in bound:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _held.append(sock.dup())
+    while len(_held) > _HELD_MAX:
+        _held.popleft().close()

@@ -14,6 +14,7 @@ from smq.coordinator.cli.starting import remove_ready_file, write_ready_file
 from smq.coordinator.config.node_toml import ServerConfig, load_config
 from smq.coordinator.user_errors import ConfigError
 from smq.raft_state.cluster_config import AUTO_CREATE, GROUP_INITIAL_DELAY_MS
+from smq.replication.net.listening import bind_listener
 
 
 def prepared(directory: Path, nodes: int = 3, **ports: int) -> list[ServerConfig]:
@@ -159,12 +160,13 @@ def test_a_refusal_takes_a_new_directory_away_again_and_leaves_an_old_one(tmp_pa
     prepared(tmp_path / "kept")
 
 
-def test_free_ports_are_distinct_and_free() -> None:
+def test_free_ports_are_distinct_and_for_a_listener_alone() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     for port in ports:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))  # as another choice does
+        bind_listener("127.0.0.1", port).close()
 
 
 def test_a_ready_file_is_complete_or_absent(tmp_path: Path) -> None:

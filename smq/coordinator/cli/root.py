@@ -102,10 +102,7 @@ class SmqGroup(SuggestingGroup):
             command: click.Command = getattr(_load(_MODULES[cmd_name]), cmd_name.replace("-", "_"))
             return command
         if cmd_name in _added_names():
-            from importlib.metadata import entry_points
-
-            entry, *_ = entry_points(group=_PLUGIN_GROUP, name=cmd_name)
-            return _added(entry.load())
+            return _with_options(_added(cmd_name))
         return None
 
     def resolve_command(
@@ -120,13 +117,9 @@ class SmqGroup(SuggestingGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By the table: `smq --help` imports none of smq's own commands, which would take a second."""
-        rows = [(name, SUMMARIES.get(name) or self._summary(ctx, name)) for name in self.list_commands(ctx)]
+        added = {name: _added(name).get_short_help_str(SUMMARY_CHARS_MAX) for name in _added_names()}
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-    def _summary(self, ctx: click.Context, name: str) -> str:
-        command = self.get_command(ctx, name)
-        return command.get_short_help_str(SUMMARY_CHARS_MAX) if command is not None else ""
+            formatter.write_dl([(name, SUMMARIES.get(name) or added[name]) for name in self.list_commands(ctx)])
 
     def main(
         self,
@@ -170,8 +163,17 @@ def _added_names() -> list[str]:
     return [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
 
 
-def _added(command: click.Command) -> click.Command:
-    """The command of another layer, with the options that its parameters ask for."""
+def _added(name: str) -> click.Command:
+    """The command of another layer, as it is there."""
+    from importlib.metadata import entry_points
+
+    entry, *_ = entry_points(group=_PLUGIN_GROUP, name=name)
+    command: click.Command = entry.load()
+    return command
+
+
+def _with_options(command: click.Command) -> click.Command:
+    """The same command with the options that its parameters ask for."""
     import inspect  # slow to import, and only this needs it
 
     if command.callback is None or "bootstrap" not in inspect.signature(command.callback).parameters:

@@ -13,9 +13,8 @@ from chaos_tests.checkers.membership import SESSION_MS
 from chaos_tests.history import NEVER_NS, Event, Op
 
 REBALANCE_MS = 3_000  # of the members that the simulation runs
-OWNERLESS_NS = (
-    2 * SESSION_MS + REBALANCE_MS
-) * 1_000_000  # a dead owner, then a slow one, and a coordinator that moves
+# A dead owner, then a slow one, and a coordinator that moves.
+OWNERLESS_NS = (2 * SESSION_MS + REBALANCE_MS) * 1_000_000
 _ALIVE_NS = int(0.9 * min(SESSION_MS, REBALANCE_MS) * 1_000_000)  # clocks drift
 
 _BEHIND_NS = 3_000_000_000  # a coordinator has applied less than other nodes

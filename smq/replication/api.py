@@ -184,7 +184,7 @@ class ReplicaStatus:
 
 
 class ActiveProducer(NamedTuple):
-    """An idempotent producer as a partition's log knows it, by the last batch or marker of its there."""
+    """An idempotent producer as a partition's log knows it, by its last batch or marker there."""
 
     producer_id: ProducerId
     producer_epoch: ProducerEpoch

@@ -134,9 +134,8 @@ class UserOwner(Administrator):
                 command = AlterUser(request_id=self.new_id(), name=name, set_=credentials)
             if not (yield from self.change("set", command, name=name, v=" ".join(seen.values()))):
                 return
-            if (
-                any(seen.values()) and self.rng.random() < 0.3
-            ):  # refused, whenever it arrives: so no look misses the user
+            if any(seen.values()) and self.rng.random() < 0.3:
+                # Refused, whenever it arrives: so no look misses the user.
                 last = DeleteUser(request_id=self.new_id(), name=name, administrators=(name,))
                 yield from self.request(proposal(last, ATTEMPT_MS), deadline_ms=DEADLINE_MS, attempt_ms=ATTEMPT_MS)
             for _ in range(LOOKS):

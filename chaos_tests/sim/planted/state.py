@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from chaos_tests.sim.planted.partitions import BROKEN
-from chaos_tests.sim.replacement import Fault, PlantedBug, replace
+from chaos_tests.sim.replacement import Fault, PlantedBug, nothing, replace
 from smq.raft_state.commands import (
     AdvanceLogStart,
     AlterAcls,
@@ -88,10 +88,6 @@ def _those_alone(original: Fault, state: ClusterState, command: AlterUser) -> Ap
         user = UserState(name=command.name, credentials=command.set_)
         state.users = {**state.users, command.name: user}
     return applied
-
-
-def _nothing(_original: Fault, *_arguments: Any) -> None:
-    pass
 
 
 def _keeps_denials(original: Fault, state: ClusterState, command: AlterAcls) -> Applied:
@@ -200,7 +196,7 @@ STATE_BUGS: Final = (
     PlantedBug(
         name="deletes-the-last-administrator",
         rule="the last of the super users is not deleted",
-        faults=(replace(_HANDLERS + "users:_keep_administrator", by=_nothing),),
+        faults=(replace(_HANDLERS + "users:_keep_administrator", by=nothing),),
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
     ),

@@ -12,7 +12,7 @@ refused, too: a log that took the second would refuse the first for ever. It mus
 replica does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -21,7 +21,13 @@ from smq.raft_state.ids import NodeId, Offset, PartitionId, ProducerId
 from smq.raft_state.limits import OFFSET_MAX
 from smq.raft_state.refusal import quoted
 from smq.raft_state.state import ClusterState, PartitionState, TransactionPhase
-from smq.raft_state.topic_config import MIRRORED, TIMESTAMP_AFTER_MAX_MS, TIMESTAMP_BEFORE_MAX_MS, BatchRules
+from smq.raft_state.topic_config import (
+    MIRRORED,
+    TIMESTAMP_AFTER_MAX_MS,
+    TIMESTAMP_BEFORE_MAX_MS,
+    BatchRules,
+    is_mirrored,
+)
 from smq.records import (
     INT32_MAX,
     MAGIC,
@@ -175,10 +181,11 @@ def check_room(host: Host, held: int, log: PartitionLog, header: BatchHeader) ->
     )
 
 
-def wrong_writer(rules: BatchRules) -> SmqError:
-    if rules.is_mirrored:
-        return SmqError(ErrorCode.WRONG_WRITER, "the topic is a copy of another cluster's")
-    return SmqError(ErrorCode.WRONG_WRITER, f"the topic has producers of its own: {MIRRORED}=true would end that")
+def check_writer(config: Mapping[str, str], *, is_mirror: bool) -> None:
+    if is_mirror and not is_mirrored(config):
+        raise SmqError(ErrorCode.WRONG_WRITER, f"the topic has producers of its own: {MIRRORED}=true would end that")
+    if not is_mirror and is_mirrored(config):
+        raise SmqError(ErrorCode.WRONG_WRITER, "the topic is a copy of another cluster's")
 
 
 def check_place(log: PartitionLog, header: BatchHeader) -> None:

@@ -30,11 +30,11 @@ from smq.replication.partition.admission import (
     JUDGED_BY_THE_LOG,
     NotYetKnown,
     PreparedBatch,
+    check_writer,
     comes_again,
     leader_error,
     validated,
     with_bad_records,
-    wrong_writer,
 )
 from smq.replication.partition.by_name import (
     Lookup,
@@ -238,10 +238,10 @@ class _Arriving:
         if (replica := node.replicas.get(pid)) is None:
             check_has_records(part, name)
             raise leader_error(node.host.node_id, state, part)
+        config = state.topics[name].config
+        check_writer(config, is_mirror=request.is_mirrored)  # each time: it may have changed while the batch waited
         if prepared is None:
-            prepared = PreparedBatch(request.batch, batch_rules(state.topics[name].config))
-            if prepared.rules.is_mirrored != request.is_mirrored:
-                raise wrong_writer(prepared.rules)
+            prepared = PreparedBatch(request.batch, batch_rules(config))
             if node.preparation.concerns(pid, prepared.rules):
                 if replica.leading is None:
                     raise replica.not_leader()

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -115,6 +116,21 @@ async def test_where_compaction_has_been_a_batch_counts_as_stored_only_if_all_of
     await mirror(served, SOURCE[0])
     served.server.node.state.topics["t"].partitions[0].compacted_end = Offset(8)
     assert codes(await mirror(served, at(5, records(2)), at(5, records(9)))) == ["", "OFFSET_TAKEN"]
+
+
+async def test_a_batch_that_has_waited_is_refused_if_its_topic_has_another_writer_by_then(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await created(served)
+    preparation, waiting = served.server.node._producing.preparation, list[partial[None]]()
+    monkeypatch.setattr(preparation, "concerns", lambda *_: True)
+    monkeypatch.setattr(preparation, "start", lambda _pid, batch, use: waiting.append(partial(use, batch)))
+    sent = asyncio.create_task(mirror(served, SOURCE[0]))
+    while not waiting:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+    await opened(served)
+    waiting[0]()
+    assert codes(await sent) == ["WRONG_WRITER"]
 
 
 async def test_a_topic_has_one_writer_and_a_cutover_forgets_the_other_clusters_producers(served: Served) -> None:

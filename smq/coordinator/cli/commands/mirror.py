@@ -30,7 +30,7 @@ from smq.coordinator.cli.mirror.settings import KafkaSettings, MirrorSettings, l
 from smq.coordinator.cli.mirror.target import Target
 from smq.coordinator.cli.tables import Table, print_table
 from smq.coordinator.operators.formats import age_text, size_text
-from smq.coordinator.user_errors import UserError
+from smq.coordinator.user_errors import ConfigError, UserError
 from smq.raft_state.topic_config import MIRRORED, is_compacted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,9 +64,15 @@ def _admin(bootstrap: str) -> Admin:
 
 @asynccontextmanager
 async def _own_side(settings: MirrorSettings, admin: Admin) -> AsyncIterator[KafkaSide]:
-    """This cluster by Kafka's protocol."""
-    addresses = [n.kafka_address for n in (await admin.describe_cluster()).nodes if n.kafka_address]
-    async with KafkaSide(settings.target_kafka or KafkaSettings(bootstrap=",".join(addresses)), "copy") as here:
+    """This cluster by Kafka's protocol. ConfigError if nothing says where that is."""
+    way = settings.target_kafka
+    if way is None:
+        addresses = [n.kafka_address for n in (await admin.describe_cluster()).nodes if n.kafka_address]
+        if not addresses:
+            message = "the nodes name no Kafka address to this client: give theirs in mirror.toml, as [target_kafka]"
+            raise ConfigError(message)
+        way = KafkaSettings(bootstrap=",".join(addresses))
+    async with KafkaSide(way, "copy") as here:
         yield here
 
 

@@ -19,6 +19,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
+from smq.clients.login import read_password
 from smq.coordinator.cli.mirror.settings import KafkaSettings
 from smq.coordinator.user_errors import ConfigError, NoAnswer
 from smq.records import HEADER_BYTES, LENGTH_OVERHEAD
@@ -176,6 +177,7 @@ def _check(code: int) -> None:
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
+    """ConfigError, and INVALID_REQUEST for a file of a password that is unusable, or that others may read."""
     protocol = settings.security_protocol
     if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
         raise ConfigError(f"security_protocol is PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, not {protocol!r}")
@@ -187,5 +189,5 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
             raise ConfigError(f"{protocol} needs username and password_file")
         options["sasl_mechanism"] = settings.sasl_mechanism
         options["sasl_plain_username"] = settings.username
-        options["sasl_plain_password"] = Path(settings.password_file).read_text(encoding="utf-8").split("\n")[0]
+        options["sasl_plain_password"] = read_password(Path(settings.password_file))
     return options

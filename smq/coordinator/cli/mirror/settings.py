@@ -23,7 +23,7 @@ class KafkaSettings:
     security_protocol: str = "PLAINTEXT"
     sasl_mechanism: str = "SCRAM-SHA-512"
     username: str = ""
-    password_file: str = ""  # its first line
+    password_file: str = ""  # its first line; a file of this account alone
     ca_file: str = ""  # PEM; without one, those of the machine
 
 
@@ -32,7 +32,7 @@ class MirrorSettings:
     source: KafkaSettings
     topics: tuple[str, ...]  # names, or regular expressions of whole names
     groups: tuple[str, ...] = (".*",)
-    target_kafka: KafkaSettings | None = None  # this cluster's Kafka port, for `verify`; if not set, as its nodes say
+    target_kafka: KafkaSettings | None = None  # this cluster's Kafka port; if not set, as its nodes say, in plain text
     bytes_per_second: int = 0  # 0: as fast as it goes
 
     def wants_topic(self, name: str) -> bool:

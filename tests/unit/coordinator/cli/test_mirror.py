@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from smq.clients import Admin
 from smq.clients.cluster import ClusterClient
@@ -15,12 +16,14 @@ from smq.clients.types import CommittedOffset
 from smq.coordinator.cli.mirror import copying
 from smq.coordinator.cli.mirror.comparing import Compared, compare
 from smq.coordinator.cli.mirror.copying import Mirror
-from smq.coordinator.cli.mirror.kafka_side import KafkaSide, Piece, Place
+from smq.coordinator.cli.mirror.kafka_side import KafkaSide, Piece, Place, client_options
 from smq.coordinator.cli.mirror.returning import end_transactions, give_back, source_producer
 from smq.coordinator.cli.mirror.settings import KafkaSettings, MirrorSettings, load
 from smq.coordinator.cli.mirror.target import Target
+from smq.coordinator.cli.root import cli
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.user_errors import ConfigError, UserError
+from smq.raft_state.errors import SmqError
 from smq.records import NewRecord, encode_batch
 from smq.testing.served import Served, publish_request, served_node
 from tests.unit.coordinator.grpc.test_mirror import at, opened, records
@@ -248,6 +251,25 @@ def publish_forged(batch: bytes) -> pb.PublishRecordRequest:
     request = publish_request([b""])
     request.batch = batch
     return request
+
+
+async def test_a_node_that_names_no_kafka_address_asks_for_one_in_the_file(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "mirror.toml"
+    path.write_text(f"topics = ['t']\n[source]\nbootstrap = '{address(pair.there, is_kafka=True)}'")
+    async with served_node(tmp_path / "other") as other:
+        words = ["mirror", "verify", "--config", str(path), "--bootstrap", address(other)]
+        result = await asyncio.to_thread(CliRunner().invoke, cli, words)
+    assert "as [target_kafka]" in result.output
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o600, ""), (0o640, "others may read"), (0o604, "others may read")])
+def test_a_password_is_taken_from_a_file_of_this_account_alone(tmp_path: Path, mode: int, words: str) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(b"secret\r\nmore")
+    path.chmod(mode)
+    way = KafkaSettings(bootstrap="a:1", security_protocol="SASL_SSL", username="u", password_file=str(path))
+    with pytest.raises(SmqError, match=words) if words else nullcontext():
+        assert client_options(way)["sasl_plain_password"] == "secret"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The cluster as all clients use it: channels, metadata, and calls that are retried.
 
 Owns the I/O around `metadata` and `retry`. It must never decide by itself whether an error may be retried. Only
-`smq.clients` imports it.
+`smq.clients` and `smq mirror` import it.
 """
 
 import asyncio

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 USER_VARIABLE: Final = "SMQ_USER"
 PASSWORD_FILE_VARIABLE: Final = "SMQ_PASSWORD_FILE"
 MECHANISM: Final = "SCRAM-SHA-512"
-TOKEN_KEY: Final = "authorization"
+TOKEN_KEY: Final = "authorization"  # in a call's metadata
+TOKEN_SCHEME: Final = "Bearer "
 LOGIN_S_MAX: Final = 10.0
 _RENEW_SHARE: Final = 0.8  # of a token's time, after which a new one is asked for
 _PASSWORD_BYTES_MAX: Final = 4_096
@@ -95,7 +96,7 @@ class Token:
         self.metadata = ()
 
     def take(self, answer: pb.LoginResponse) -> None:
-        self.metadata = ((TOKEN_KEY, f"Bearer {answer.token}"),)
+        self.metadata = ((TOKEN_KEY, TOKEN_SCHEME + answer.token),)
         self._renew_s = time.monotonic() + answer.lifetime_ms / 1000 * _RENEW_SHARE
 
     async def renew(self, users: "UsersAsyncStub") -> None:

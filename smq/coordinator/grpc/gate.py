@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import grpc
 
 from smq.clients import scram
+from smq.clients.login import TOKEN_KEY, TOKEN_SCHEME
 from smq.coordinator.config.certificate_users import CertificateUsers, NoUser
 from smq.coordinator.limits import LOGIN_TOKEN_MS, USERS_CHECK_S
 from smq.coordinator.service.audit import OFF, Audit
@@ -30,8 +31,6 @@ from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 LOGIN_METHOD: Final = "Login"
-TOKEN_KEY: Final = "authorization"
-TOKEN_SCHEME: Final = "Bearer "
 
 
 class Caller:

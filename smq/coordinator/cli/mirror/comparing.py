@@ -1,7 +1,7 @@
 """How far a copy is behind, and whether it is one: both logs, range by range, by their digests and then by record.
 
 Owns what counts as a difference. Both sides are read by Kafka's protocol, so the bytes that consumers get are
-compared. It must never write. `commands.mirror` imports it.
+compared. It must never write. All of `smq mirror` imports it.
 """
 
 from collections.abc import AsyncIterator, Callable

@@ -2,20 +2,21 @@
 
 Owns what is copied, in which order, and what stops one partition: never the others. Its position is the end of this
 cluster's log, so there is no state to lose. A batch passes unread; where the source has nothing, an empty batch keeps
-the offsets. It must never write to the source. `commands.mirror` imports it.
+the offsets. It must never write to the source. `returning` and `commands.mirror` import it.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
+from zlib import crc32
 
 from aiokafka.errors import KafkaError
 
 from smq.clients import Admin
-from smq.clients.types import CommittedOffset, TopicDescription
+from smq.clients.types import KAFKA_GROUP_PREFIX, CommittedOffset, TopicDescription
 from smq.coordinator.cli.mirror.comparing import compare
 from smq.coordinator.cli.mirror.kafka_side import FETCH_BYTES, OUT_OF_RANGE, KafkaSide, Piece, Place
 from smq.coordinator.cli.mirror.settings import MirrorSettings
@@ -32,7 +33,6 @@ WAIT_MS: Final = 500  # how long the source may wait for records
 # Compaction may leave no batch up to the end, and nothing says so. A source that cannot read its records now, on tiered
 # storage or while it repairs them, answers the same.
 EMPTY_S: Final = 30.0
-KAFKA_GROUP: Final = "kafka-cg-"  # before the name of a group of Kafka clients
 _SILENT: Final = (KafkaError, OSError, TimeoutError)  # a source that does not answer: it may come back in an hour
 
 
@@ -163,7 +163,7 @@ class Mirror:
         self._topics.add(topic)
         share, shares = self._share
         for index in range(count):
-            if (topic, index) not in self.copies and (hash_of(topic) + index) % shares == share:
+            if (topic, index) not in self.copies and (crc32(topic.encode()) + index) % shares == share:
                 self.copies[topic, index] = Copy((topic, index), COMPACT in config[CLEANUP_POLICY])
 
     async def _look_again(self) -> None:
@@ -224,9 +224,9 @@ class Mirror:
                 await self._guarded(copy, self._take(copy, piece, is_last=is_empty))
         await self._throttle(sum(len(batch) for piece in pieces for batch in piece.batches))
 
-    async def _guarded(self, copy: Copy, work: "asyncio.Future[None] | object") -> None:
+    async def _guarded(self, copy: Copy, work: Awaitable[None]) -> None:
         try:
-            await work  # type: ignore[misc] # a coroutine
+            await work
         except Stopped as e:
             self._stop(copy, str(e))
         except SmqError as e:
@@ -336,7 +336,7 @@ class Mirror:
             if not self._settings.wants_group(group):
                 continue
             there = {p: made for p, made in (await self._source.commits(group)).items() if p[0] in self._topics}
-            name = KAFKA_GROUP + group
+            name = KAFKA_GROUP_PREFIX + group
             here = await self.admin.fetch_offsets(name)
             wanted: dict[Place, int | CommittedOffset] = {}
             for (topic, index), (offset, metadata) in there.items():
@@ -369,11 +369,6 @@ def wanted_config(config: dict[str, str]) -> dict[str, str]:
         for key, row in TOPIC_CONFIG.items()
         if not row.is_read_only and key != MIRRORED and row.accepts(config.get(key, row.default))
     }
-
-
-def hash_of(topic: str) -> int:
-    """The same in every process."""
-    return sum(topic.encode())
 
 
 def lag_of(copies: Iterable[Copy]) -> int | None:

@@ -1,7 +1,7 @@
 """A cluster as seen by Kafka's protocol: its topics, its logs as raw batches, its settings and group commits.
 
-Owns every call of aiokafka's client that a mirror makes, which passes a partition's bytes on unread. It must never
-write. `copying` and `verifying` import it.
+Owns every read by aiokafka's client, which passes a partition's bytes on unread. It must never write: `returning` does.
+All of `smq mirror` imports it.
 """
 
 import asyncio

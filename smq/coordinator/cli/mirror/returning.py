@@ -13,8 +13,9 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from smq.clients import Admin
+from smq.clients.types import KAFKA_GROUP_PREFIX
 from smq.coordinator.cli.mirror.comparing import batches_of, compare
-from smq.coordinator.cli.mirror.copying import COMPARED_OFFSETS, KAFKA_GROUP
+from smq.coordinator.cli.mirror.copying import COMPARED_OFFSETS
 from smq.coordinator.cli.mirror.kafka_side import KafkaSide, Place, client_options
 from smq.coordinator.cli.mirror.settings import MirrorSettings
 from smq.coordinator.cli.mirror.target import Target
@@ -81,7 +82,7 @@ async def give_commits_back(settings: MirrorSettings, there: KafkaSide, admin: A
     """The commits of groups that are further here. A group must have no members at the source."""
     count = 0
     for group in await admin.list_groups():
-        name = group.name.removeprefix(KAFKA_GROUP)
+        name = group.name.removeprefix(KAFKA_GROUP_PREFIX)
         if name == group.name or not settings.wants_group(name):
             continue
         known = await there.commits(name)

@@ -1,6 +1,6 @@
 """This cluster as a mirror writes to it: batches at their own offsets, sent again until they are there.
 
-Owns the retries, which are safe because the same batch again is the same. `copying` imports it.
+Owns the retries, which are safe because the same batch again is the same. All of `smq mirror` imports it.
 """
 
 import asyncio

@@ -11,10 +11,11 @@ _HEAD = """\
 
 Generated from `smq/coordinator/groups/transitions.py` by `make docs`; do not edit.
 
-One node coordinates each group. Its coordinator runs the group by the table below: an event meets the phase that the
-group is in, and the table names the action. The phase follows from the replicated state, the open round and the command
-under way; the coordinator stores none. A cell without a name means that nothing is done. That file says of each event
-when it comes, and of each action what it does and to which phases it may lead.
+One node coordinates each group. Its coordinator runs a group of Kafka's classic protocol by the table below: an event
+meets the phase that the group is in, and the table names the action. The phase follows from the replicated state, the
+open round and the command under way; the coordinator stores none. A cell without a name means that nothing is done.
+That file says of each event when it comes, and of each action what it does and to which phases it may lead. The groups
+of KIP-848 have no rounds, and so no phases: `smq/coordinator/groups/consumers.py` runs them.
 
 """
 

@@ -70,9 +70,10 @@ producer.flush()
   OFFSET_NOT_AVAILABLE (NOT_LEADER_OR_FOLLOWER before version 11).
 - A refused batch names its bad records (KIP-467): clients fail the others with a code of their own.
 - Errors name the new leader and its address (KIP-951), in Produce from version 10, in Fetch from version 16.
-- Groups use Kafka's classic protocol, with the assignors of the clients, static members and incremental rebalancing.
-  The replicated state chooses one coordinator per group at any time. Members, generation and assignment are replicated,
-  so neither the coordinator's death nor a rolling restart of all nodes causes a rebalance.
+- Groups use Kafka's classic protocol, with the assignors of the clients, static members and incremental rebalancing,
+  or that of KIP-848 (`group.protocol=consumer`), with the assignors `uniform` and `range` of the coordinator. The
+  replicated state chooses one coordinator per group at any time. Members, generation and assignment are replicated, so
+  neither the coordinator's death nor a rolling restart of all nodes causes a rebalance.
 - A commit is a Raft commit, fenced by the member's generation and the coordinator's epoch. In a group without members
   any client may commit, but likewise only at the coordinator.
 - CreateTopics and CreatePartitions place replicas as the client assigns them; the first one is the preferred leader.
@@ -121,7 +122,7 @@ producer.flush()
   `commitTransaction()`.
 - Fetch with `isolation.level=read_committed` returns the last stable offset and the aborted transactions; "latest" is
   then the last stable offset.
--  If a client asks for stable offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
+- If a client asks for stable offsets (KIP-447), those that an open transaction may move are UNSTABLE_OFFSET_COMMIT.
 - `transaction.max.timeout.ms` and `transactional.id.expiration.ms` are settings of the cluster. Time-outs follow a
   replicated clock, which moves every second or every quarter of the shortest open time-out, whichever is longer.
 - A producer whose transactional id has been forgotten gets INVALID_PRODUCER_ID_MAPPING, and a fresh producer id if it
@@ -130,10 +131,10 @@ producer.flush()
 
 ## What is not there yet
 
-Of SASL, GSSAPI and tokens without SaslAuthenticate. Of the consumer groups of KIP-848
-(`group.protocol=consumer`): members of both protocols in one group, so change the protocol while the group is empty;
-settings of one group; racks in the assignment; and the variant of Java Streams. Keys not in the table below are not
-advertised; using one closes the connection.
+Of SASL, GSSAPI and tokens without SaslAuthenticate. Of the consumer groups of KIP-848: members of
+both protocols in one group, so change the protocol while the group is empty; settings of one group; racks in the
+assignment; and the variant of Java Streams. Keys not in the table below are not advertised; using one closes the
+connection.
 
 ## Configuration
 

@@ -37,7 +37,7 @@ from smq.raft_state.topic_rules import is_topic_name
 
 TOPIC: Final = 2
 BROKER: Final = 4
-GROUP: Final = 32  # Kafka's keys of groups concern the group protocol of KIP-848, so a group here has none
+GROUP: Final = 32  # what Kafka lets a group of KIP-848 set for itself, the cluster sets for all of them here
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _BROKER_LOGGER, _CLIENT_METRICS = 8, 16
 _RESOURCE_TYPES: Final = (TOPIC, BROKER, _BROKER_LOGGER, _CLIENT_METRICS, GROUP)
@@ -193,7 +193,10 @@ async def _alter(gateway: Gateway, requested: Struct, changes_of: _ChangesOf, *,
     elif kind == GROUP:
         _check_group_name(name)
         if requested["configs"]:
-            message = "groups have no configuration: each member brings its session.timeout.ms when it joins"
+            message = (
+                "groups have no configuration of their own: each member brings its session.timeout.ms when it joins,"
+                " and group.consumer.* are settings of the whole cluster"
+            )
             raise KafkaRefusal(KafkaError.INVALID_CONFIG, message)
     else:
         raise _unsupported(kind)

@@ -63,6 +63,12 @@ class Source:
         found = (i for i, batch in enumerate(self.batches) if parse_header(batch).base_offset == offset)
         return next(found, -1)
 
+    def inside(self, index: int) -> int:
+        """An offset within a batch, from there on: no copy ever ends at it."""
+        while (header := parse_header(self.batch(index))).last_offset_delta == 0:
+            index += 1
+        return header.base_offset + 1
+
 
 def digest(batch: bytes | memoryview) -> int:
     """Of what a copy must keep: all but the epoch."""
@@ -169,9 +175,7 @@ class Mirror(LoopingClient):
         """Other bytes where the log has some, or a batch behind a hole."""
         here = parse_header(self._source.batch(max(0, index - 1)))
         forged = encode_batch([NewRecord(None, b"forged", 1)] * (here.last_offset_delta % 5 + 1))
-        offset = (
-            here.base_offset if index and self.rng.random() < 0.5 else parse_header(self._source.batch(index)).end + 1
-        )
+        offset = here.base_offset if index and self.rng.random() < 0.5 else self._source.inside(index)
         wrong = patched_prefix(offset, parse_header(forged), 7) + forged[PREFIX_BYTES:]
         yield from self._send(known, wrong, is_wrong=True)
 

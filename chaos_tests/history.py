@@ -32,6 +32,7 @@ fail, info) and `f`. A process has at most one operation open; an `info` (outcom
 | stage  | g, k, o (the `off` of a txn), tag    |                                                          |
 | toffset | id, g                               | off (None: none)                                         |
 | mirror | k, o, e (end), d (CRC), wrong (must be refused) |                                               |
+| own    | k, d (CRC)                           | o                                                        |
 | copy   | k, n                                 | b ([[base, end, d], ...]), hwm                           |
 | create, drop, alloc | name                    |                                                          |
 

@@ -466,6 +466,8 @@ class Simulation:
                     return f"{known.key} is missing on node {host.node}"
                 if self.world.keys and known not in self.world.mirrored and awaits_a_pass(part):
                     return f"{known.key} awaits a pass of its compaction"
+                if part.is_opening:
+                    return f"{known.key} is not open for producers yet"
                 compacted.add((part.compactions, part.compacted_end))
                 status = host.api.replica_status(known.pid)
                 if status is not None:

@@ -13,6 +13,7 @@ from smq.raft_state.commands import (
     AdvanceLogStart,
     AlterAcls,
     AlterClusterConfig,
+    AlterTopicConfig,
     AlterUser,
     Assignment,
     RaiseFeatureLevel,
@@ -79,6 +80,15 @@ LOG_START_AS_REQUESTED: Final = replace(_HANDLERS + "partitions:advance_log_star
 def _alone(original: Fault, state: ClusterState, command: AlterClusterConfig) -> Applied:
     applied: Applied = original(state, command)
     state.config = dict(command.set_)
+    return applied
+
+
+def _opened_at_once(original: Fault, state: ClusterState, command: AlterTopicConfig) -> Applied:
+    applied: Applied = original(state, command)
+    for partition in state.topics[command.name].partitions:
+        if partition.is_opening:
+            partition.is_opening, partition.producers_start = False, partition.hwm
+            partition.producer_marks.clear()
     return applied
 
 
@@ -207,6 +217,14 @@ STATE_BUGS: Final = (
         scenario="settings",
         anomalies=frozenset({"stale-setting"}),
         seeds=8,
+    ),
+    PlantedBug(
+        name="producers-of-a-mirror-forgotten-too-early",
+        rule="once a copy has ended, its producers are strangers: none here is taken for one of them",
+        faults=(replace(_HANDLERS + "topics:alter_topic_config", by=_opened_at_once),),
+        scenario="stale",
+        anomalies=frozenset({"mirror-lost"}),
+        seeds=60,
     ),
     PlantedBug(
         name="quota-of-all-beats-a-users-own",

@@ -16,7 +16,7 @@ def sound() -> Story:
     story.commit("a", 1).fetch("a", 1).commit("b", 0).fetch("b", 0)
     story.note("lead", n=1, term=1).note("lead", n=2, term=2)
     story.note("digest", n=1, i=40, d="x").note("digest", n=2, i=40, d="x")
-    story.op("mirror", MIRRORED).op("copy", COPY, b=[[5, 7, 5]], hwm=7)
+    story.op("mirror", MIRRORED).op("own", OWN, o=7).op("copy", COPY, b=[[5, 7, 5], [7, 8, 9]], hwm=8)
     return story.note("settled", ok=True, why="", took_ms=1.0).final(LOG, hwm=3)
 
 
@@ -35,6 +35,7 @@ def placed(*replicas: list[int]) -> Story:
 
 MIRRORED = {"k": "m/0", "o": 5, "e": 7, "d": 5, "wrong": False}
 COPY = {"k": "m/0", "n": 2}
+OWN = {"k": "m/0", "d": 9}
 
 
 def mirrored() -> Story:
@@ -139,6 +140,12 @@ FOUND = {
     "mirror-differs: a hole": mirrored()
     .op("mirror", {**MIRRORED, "o": 9, "e": 10})
     .op("copy", COPY, b=[[5, 7, 5], [9, 10, 5]], hwm=10),
+    "mirror-differs: after a producer's": Story()
+    .op("mirror", {**MIRRORED, "o": 6})
+    .op("own", OWN, o=5)
+    .op("copy", COPY, b=[[5, 6, 9], [6, 7, 5]], hwm=7),
+    "mirror-differs: a producer's twice": Story().op("own", OWN, o=5).op("copy", COPY, b=[[5, 6, 9], [6, 7, 9]], hwm=7),
+    "mirror-lost: a producer's": mirrored().op("own", OWN, o=5).op("copy", COPY, b=[[5, 7, 5]], hwm=7),
     "mirror-lost: on one replica": mirrored().op("copy", COPY, b=[], hwm=5),
     "stale-commit: the one before": Story().commit("a", 1).commit("b", 2).fetch("a", 1),
     "stale-commit: one that flickers": Story()

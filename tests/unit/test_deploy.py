@@ -51,6 +51,8 @@ def test_unit_starts_the_command_with_the_sample_directory_and_no_privileges() -
     service = unit["Service"]
     assert service["ExecStart"].endswith("smq serve --config /etc/smq/node.toml")
     assert f"/var/lib/{service['StateDirectory']}" == str(load_config(DEPLOY / "node.toml").data_dir)
+    (audit,) = re.findall(r'^# file = "(.*)/audit.jsonl"$', (DEPLOY / "node.toml").read_text(encoding="utf-8"), re.M)
+    assert f"/var/log/{service['LogsDirectory']}" == audit, "all else is read-only for the service"
     assert service["NoNewPrivileges"] == "yes"
     assert service["CapabilityBoundingSet"] == ""
     assert service["ProtectSystem"] == "strict"

@@ -22,7 +22,7 @@ from smq.clients.scram import BY_NAME, ClientExchange
 from smq.coordinator.config.addresses import format_address
 from smq.coordinator.config.node_toml import ListenerConfig
 from smq.coordinator.grpc.authorization import RULES
-from smq.coordinator.limits import LOGINS_PER_CONNECTION_MAX, USERS_CHECK_S
+from smq.coordinator.limits import LOGIN_FAILED_DELAY_S, LOGINS_PER_CONNECTION_MAX, USERS_CHECK_S
 from smq.raft_state.commands import AlterAcls, AlterUser, Command, DeleteUser
 from smq.raft_state.errors import SmqError
 from smq.raft_state.handlers.acls import CLUSTER_NAME, Operation, Resource
@@ -183,6 +183,8 @@ class Port:
         try:
             answer = await self.call(method, request, metadata)
         except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.INTERNAL:  # gRPC's own: the call was refused before its message had left
+                return "CUT"
             return (await fails(_raised(e))).name
         answers = [answer, *getattr(answer, "assigned", ()), *getattr(answer, "advanced", ())]
         return next((one.error.name for one in answers if "error" in one.DESCRIPTOR.fields_by_name), "OK") or "OK"
@@ -324,10 +326,13 @@ async def test_a_malformed_login_ends(tmp_path: Path, first: bytes) -> None:
 async def test_a_connection_guesses_no_faster_than_by_kafkas_protocol(tmp_path: Path) -> None:
     guess = pb.LoginRequest(mechanism="SCRAM-SHA-256", message=b"malformed")
     async with users_port(tmp_path) as port:
+        began = perf_counter()
         many = [port.outcome("Login", guess, ()) for _ in range(20)]
         found = Counter(await asyncio.gather(*many))
-        assert found["AUTHENTICATION_FAILED"] <= LOGINS_PER_CONNECTION_MAX
-        assert found.total() - found["AUTHENTICATION_FAILED"] == found["LIMIT_EXCEEDED"]
+        delays = 1 + (perf_counter() - began) / LOGIN_FAILED_DELAY_S
+        assert found["AUTHENTICATION_FAILED"] <= LOGINS_PER_CONNECTION_MAX * delays
+        assert found.keys() <= {"AUTHENTICATION_FAILED", "LIMIT_EXCEEDED", "CUT"}
+        assert found["LIMIT_EXCEEDED"]
         assert await port.log_in()
 
 

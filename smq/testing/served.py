@@ -122,6 +122,8 @@ async def served_node(directory: Path, **config: Any) -> AsyncIterator[Served]:
             while not server.node.status().is_ready:  # noqa: ASYNC110 - readiness is a state, not an event
                 await asyncio.sleep(0)
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        # Windows do not grow by measurement: a client that does not read holds its stream up on any machine.
+        options.append(("grpc.http2.bdp_probe", 0))
         async with grpc.aio.insecure_channel(format_address(server.grpc_address), options=options) as channel:
             yield Served(server, channel)
     finally:

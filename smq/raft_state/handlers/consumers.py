@@ -4,7 +4,7 @@ ReconcileConsumers.
 Owns the epochs of a group and of its members, and the way of each member from what it has to its target: what it is to
 give up first, and when another member gets that. So the rule that a partition has one owner is kept here, whatever a
 coordinator proposes. `members` removes members. The assignors, the sessions and the patterns of subscriptions are the
-coordinator's. Only `command_table`, the coordinator of groups and the simulation import it.
+coordinator's. `command_table`, the coordinator of groups, what shows groups and the simulation import it.
 """
 
 from collections.abc import Iterable
